@@ -1,0 +1,1 @@
+"""The draft service: proposes blocks of candidate tokens."""

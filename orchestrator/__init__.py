@@ -1,0 +1,1 @@
+"""The orchestrator: drafts, verifies, accepts, commits, emits."""

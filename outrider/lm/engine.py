@@ -1,0 +1,94 @@
+"""What a worker needs of a model: sequences with state that truncates, and one ragged forward over many of them."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import torch
+
+from outrider.law.sparse import Int32Array
+
+
+class OutOfPages(Exception):
+    """The KV cache has no free page for what was asked; nothing was changed."""
+
+
+class ModelRefused(Exception):
+    """The model cannot be served; the message is one sentence for the operator that says why."""
+
+
+@dataclass(frozen=True)
+class EngineInfo:
+    """What an engine serves.
+
+    Attributes:
+        model_id: the MODEL it was loaded from.
+        vocab_size: real token ids; rows are cut to it.
+        padded_vocab_size: rows of the output head.
+        context_length: longest sequence, in tokens.
+        dtype: "float32", "bfloat16" or "float16".
+        eos_token_ids: end-of-sequence tokens.
+        vocab_fingerprint: SHA-256 hex over the (id, token) pairs.
+        token_hashes: [vocab_size] uint32 little-endian bytes, CRC-32 of each token's text.
+    """
+
+    model_id: str
+    vocab_size: int
+    padded_vocab_size: int
+    context_length: int
+    dtype: str
+    eos_token_ids: tuple[int, ...]
+    vocab_fingerprint: str
+    token_hashes: bytes = field(repr=False, default=b"")
+
+
+class SequenceState(Protocol):
+    """The cached state of one session's prefix. Used by the engine thread alone."""
+
+    @property
+    def length(self) -> int:
+        """Number of leading tokens whose state is cached."""
+
+    def truncate(self, length: int) -> None:
+        """Forgets everything after the first `length` tokens; nothing is copied. Raises ValueError when length > self.length."""
+
+    def free(self) -> None:
+        """Gives the state back. Idempotent."""
+
+
+@dataclass(frozen=True)
+class Segment:
+    """One session's new positions in a forward pass.
+
+    Attributes:
+        sequence: the state that the tokens are appended to.
+        tokens: [n] int32, n >= 1, at positions sequence.length ... sequence.length + n - 1.
+        rows: how many of the last positions need logits, 0 <= rows <= n.
+    """
+
+    sequence: SequenceState
+    tokens: Int32Array
+    rows: int
+
+
+class Engine(Protocol):
+    """A causal language model with state per sequence. Not thread-safe: one thread owns it."""
+
+    @property
+    def info(self) -> EngineInfo:
+        """What is served."""
+
+    def open(self, tokens: Int32Array) -> SequenceState:
+        """A new sequence that already holds the longest cached prefix of `tokens`, possibly none and never all of them:
+        at least the last token is left to compute, since its logits are wanted."""
+
+    def forward(self, segments: Sequence[Segment]) -> list[torch.Tensor]:
+        """Appends every segment's tokens to its sequence in one pass.
+
+        Returns one [rows, vocab_size] tensor per segment, in the model's dtype, on the model's device: raw logits, cut to
+        the real vocabulary, row i scoring what follows the token at that position.
+        Raises OutOfPages before anything changed.
+        """
+
+    def pages(self) -> tuple[int, int]:
+        """(used, total) pages of the KV cache; (0, 0) without one."""

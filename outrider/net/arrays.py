@@ -1,0 +1,119 @@
+"""Arrays and messages: numpy views over `bytes` fields, without a loop, and the blocks built from them."""
+
+import hashlib
+
+import numpy as np
+import torch
+
+from outrider.law.sparse import Float32Array, Int32Array, SparseLaw
+from outrider.v1 import draft_pb2, target_pb2, types_pb2
+
+_DTYPES = {
+    torch.float32: target_pb2.LOGITS_DTYPE_FLOAT32,
+    torch.bfloat16: target_pb2.LOGITS_DTYPE_BFLOAT16,
+    torch.float16: target_pb2.LOGITS_DTYPE_FLOAT16,
+}
+_TORCH_DTYPES = {number: dtype for dtype, number in _DTYPES.items()}
+
+
+class ArrayError(ValueError):
+    """Bytes that are not the array their field documents. The message names the field."""
+
+
+def to_bytes(tokens: Int32Array) -> bytes:
+    """int32 array -> little-endian bytes."""
+    return tokens.astype("<i4", copy=False).tobytes()
+
+
+def int32s(data: bytes, name: str) -> Int32Array:
+    """Little-endian int32 bytes -> read-only array. Raises ArrayError when the length is no multiple of 4."""
+    if len(data) % 4:
+        raise ArrayError(f"{name} has {len(data)} bytes, not a multiple of 4")
+    return np.frombuffer(data, dtype="<i4")
+
+
+def float32s(data: bytes, name: str) -> Float32Array:
+    """Little-endian float32 bytes -> read-only array. Raises ArrayError when the length is no multiple of 4."""
+    if len(data) % 4:
+        raise ArrayError(f"{name} has {len(data)} bytes, not a multiple of 4")
+    return np.frombuffer(data, dtype="<f4")
+
+
+def tokens_in_vocab(data: bytes, name: str, vocab_size: int) -> Int32Array:
+    """Token ids. Raises ArrayError naming the first id outside [0, vocab_size)."""
+    tokens = int32s(data, name)
+    outside = (tokens < 0) | (tokens >= vocab_size)
+    if outside.any():
+        raise ArrayError(f"{name} holds token {int(tokens[outside][0])}, outside [0, {vocab_size})")
+    return tokens
+
+
+class PrefixHash:
+    """Hash of a growing prefix: BLAKE2b over little-endian int32 tokens, 8-byte digest."""
+
+    def __init__(self) -> None:
+        self._hash = hashlib.blake2b(digest_size=8)
+        self.length = 0
+
+    def extend(self, tokens: Int32Array) -> None:
+        """Appends tokens. O(len(tokens))."""
+        self._hash.update(to_bytes(tokens))
+        self.length += len(tokens)
+
+    def value(self) -> int:
+        """The hash of everything so far, as the wire's fixed64."""
+        return int.from_bytes(self._hash.digest(), "little")
+
+
+def prefix_hash(tokens: Int32Array) -> int:
+    """The hash of a whole prefix."""
+    whole = PrefixHash()
+    whole.extend(tokens)
+    return whole.value()
+
+
+def block_message(tokens: Int32Array, law: SparseLaw, timing: draft_pb2.DraftTiming | None = None) -> draft_pb2.Block:
+    """A block with its draft law."""
+    message = types_pb2.DraftLaw(
+        sizes=to_bytes(law.sizes),
+        token_ids=to_bytes(law.token_ids),
+        probs=law.probs.astype("<f4", copy=False).tobytes(),
+    )
+    return draft_pb2.Block(tokens=to_bytes(tokens), law=message, timing=timing)
+
+
+def law_from_message(message: types_pb2.DraftLaw) -> SparseLaw:
+    """The draft law of a block; shapes are checked, contents are not. Raises ArrayError."""
+    law = SparseLaw(
+        int32s(message.sizes, "law.sizes"),
+        int32s(message.token_ids, "law.token_ids"),
+        float32s(message.probs, "law.probs"),
+    )
+    if (law.sizes < 1).any():
+        raise ArrayError("law.sizes holds a size below 1")
+    if not int(law.sizes.sum(dtype=np.int64)) == len(law.token_ids) == len(law.probs):
+        raise ArrayError(
+            f"law.sizes sums to {law.sizes.sum()}, with {len(law.token_ids)} ids and {len(law.probs)} probs"
+        )
+    return law
+
+
+def logits_message(rows: torch.Tensor) -> target_pb2.LogitsRows:
+    """[rows, vocab_size] logits in the dtype that the model computed them in."""
+    host = rows.detach().cpu().contiguous()
+    data = host.view(torch.uint8).numpy().tobytes()
+    return target_pb2.LogitsRows(data=data, dtype=_DTYPES[rows.dtype], vocab_size=rows.shape[1])
+
+
+def logits_from_message(message: target_pb2.LogitsRows, rows: int) -> torch.Tensor:
+    """[rows, vocab_size] float32 logits. Raises ArrayError when dtype or size is not what was asked for."""
+    dtype = _TORCH_DTYPES.get(message.dtype)
+    if dtype is None:
+        raise ArrayError(f"logits.dtype is {message.dtype}")
+    wanted = rows * message.vocab_size * dtype.itemsize
+    if len(message.data) != wanted or wanted == 0:
+        raise ArrayError(
+            f"logits.data has {len(message.data)} bytes, {rows} rows of {message.vocab_size} need {wanted}"
+        )
+    flat = torch.frombuffer(bytearray(message.data), dtype=dtype)
+    return flat.view(rows, message.vocab_size).float()

@@ -1,0 +1,1 @@
+"""The target service: scores blocks with the large model."""
