@@ -1,0 +1,1 @@
+"""The only place where logits become probabilities and probabilities become tokens."""

@@ -1,0 +1,1 @@
+"""The causal-LM runtime: load, paged KV, ragged forward."""

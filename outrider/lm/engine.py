@@ -50,7 +50,10 @@ class SequenceState(Protocol):
         """Number of leading tokens whose state is cached."""
 
     def truncate(self, length: int) -> None:
-        """Forgets everything after the first `length` tokens; nothing is copied. Raises ValueError when length > self.length."""
+        """Forgets everything after the first `length` tokens; copies nothing.
+
+        Raises ValueError when length > self.length.
+        """
 
     def free(self) -> None:
         """Gives the state back. Idempotent."""
@@ -85,8 +88,8 @@ class Engine(Protocol):
     def forward(self, segments: Sequence[Segment]) -> list[torch.Tensor]:
         """Appends every segment's tokens to its sequence in one pass.
 
-        Returns one [rows, vocab_size] tensor per segment, in the model's dtype, on the model's device: raw logits, cut to
-        the real vocabulary, row i scoring what follows the token at that position.
+        Returns one [rows, vocab_size] tensor per segment, in the model's dtype, on the model's device: raw logits,
+        cut to the real vocabulary, row i scoring what follows the token at that position.
         Raises OutOfPages before anything changed.
         """
 

@@ -1,0 +1,1 @@
+"""gRPC plumbing: channels, servers, errors, arrays."""

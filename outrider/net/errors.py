@@ -1,4 +1,7 @@
-"""One map of errors: reason -> gRPC code, exception <-> google.rpc.Status. Callers act on the reason, people read the message."""
+"""One map of errors: reason -> gRPC code, exception <-> google.rpc.Status.
+
+Callers act on the reason, people read the message.
+"""
 
 import math
 from typing import NoReturn
@@ -15,6 +18,7 @@ from outrider.v1.types_pb2 import ErrorReason
 
 DOMAIN = "outrider"
 _PREFIX = "ERROR_REASON_"
+_REASONS = frozenset(types_pb2.ErrorReason.keys())
 
 CODES: dict[ErrorReason.ValueType, grpc.StatusCode] = {
     types_pb2.ERROR_REASON_SESSION_NOT_FOUND: grpc.StatusCode.NOT_FOUND,
@@ -81,7 +85,7 @@ def from_status(status: Status) -> OutriderError:
     retry_after = None
     for detail in status.details:
         info, retry = ErrorInfo(), RetryInfo()
-        if detail.Unpack(info) and info.domain == DOMAIN and _PREFIX + info.reason in types_pb2.ErrorReason.keys():
+        if detail.Unpack(info) and info.domain == DOMAIN and _PREFIX + info.reason in _REASONS:
             reason = types_pb2.ErrorReason.Value(_PREFIX + info.reason)
         elif detail.Unpack(retry):
             retry_after = retry.retry_delay.seconds + retry.retry_delay.nanos / 1e9
@@ -90,7 +94,7 @@ def from_status(status: Status) -> OutriderError:
 
 def from_rpc_error(error: grpc.aio.AioRpcError) -> OutriderError | None:
     """The error inside a failed call, or None when the failure is the transport's own."""
-    status = rpc_status.from_call(error)  # type: ignore[arg-type]
+    status = rpc_status.from_call(error)
     return from_status(status) if status is not None else None
 
 

@@ -21,8 +21,8 @@ class PortInUse(Exception):
 class Server:
     """One service of a process.
 
-    The order of a life: `start` binds and answers health with NOT_SERVING; `ready` says SERVING; `stop` says NOT_SERVING,
-    lets running calls finish for the grace period and cancels the rest.
+    The order of a life: `start` binds and answers health with NOT_SERVING; `ready` says SERVING; `stop` says
+    NOT_SERVING, lets running calls finish for the grace period and cancels the rest.
     """
 
     def __init__(self, service_name: str, *, max_receive_bytes: int = MAX_MESSAGE_BYTES) -> None:

@@ -1,0 +1,1 @@
+"""Generated from protos/outrider/v1 by protos/generate.py."""
