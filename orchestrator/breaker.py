@@ -1,0 +1,51 @@
+"""A circuit breaker: stop asking a worker that keeps failing, and find out cheaply when it is well again."""
+
+import time
+from collections.abc import Callable
+
+
+class Breaker:
+    """Opens after `threshold` failures in a row; after the cooldown one probe at a time may pass; a success closes it, a
+    failed probe doubles the cooldown up to `max_cooldown`. Times in seconds."""
+
+    def __init__(
+        self,
+        threshold: int = 3,
+        cooldown: float = 1.0,
+        max_cooldown: float = 30.0,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._threshold = threshold
+        self._first_cooldown = self._cooldown = cooldown
+        self._max_cooldown = max_cooldown
+        self._clock = clock
+        self._failures = 0
+        self._retry_at = 0.0
+
+    @property
+    def closed(self) -> bool:
+        """Whether calls pass freely."""
+        return self._failures < self._threshold
+
+    def allows(self) -> bool:
+        """Whether a call may pass now. While open, the call that gets True is the probe."""
+        if self.closed:
+            return True
+        now = self._clock()
+        if now < self._retry_at:
+            return False
+        self._retry_at = now + self._cooldown
+        return True
+
+    def success(self) -> None:
+        """A call went well."""
+        self._failures = 0
+        self._cooldown = self._first_cooldown
+
+    def failure(self) -> None:
+        """A call failed."""
+        self._failures += 1
+        if self._failures > self._threshold:
+            self._cooldown = min(2 * self._cooldown, self._max_cooldown)
+        if not self.closed:
+            self._retry_at = self._clock() + self._cooldown

@@ -1,0 +1,29 @@
+"""Settings of the orchestrator."""
+
+from pydantic import Field, field_validator
+
+from outrider.config import ServiceConfig
+from outrider.net.address import parse_addresses
+
+
+class OrchestratorConfig(ServiceConfig):
+    """Flags and OUTRIDER_ environment variables of `python -m orchestrator`."""
+
+    port: int = Field(7800, ge=0, le=65_535, description="port to listen on; 0 chooses a free one")
+    targets: str = Field(min_length=1, description="target workers, HOST:PORT separated by commas")
+    drafts: str = Field("", description="draft workers, HOST:PORT separated by commas; none: plain decoding")
+    tokenizer: str = Field(min_length=1, description="MODEL whose tokenizer the targets use")
+    store: str = Field("memory://", min_length=1, description="session store: memory:// or redis://HOST:PORT/DB")
+    lookahead: int = Field(4, ge=0, le=64, description="block length of requests that do not choose one")
+    max_lookahead: int = Field(16, ge=0, le=64, description="longest block that a request may ask for")
+    draft_timeout: float = Field(1.0, gt=0, le=60, description="seconds that a round waits for its block")
+    verify_timeout: float = Field(120.0, gt=0, description="seconds that one Verify call may take")
+    failover_timeout: float = Field(30.0, gt=0, description="seconds that a round looks for a target that answers")
+    session_ttl: float = Field(3_600.0, gt=0, description="seconds that the store keeps an untouched session")
+    max_sessions: int = Field(1_024, ge=1, description="generations that run at once; more are refused")
+
+    @field_validator("targets", "drafts")
+    @classmethod
+    def _addresses(cls, value: str) -> str:
+        parse_addresses(value)
+        return value

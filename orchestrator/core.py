@@ -1,0 +1,159 @@
+"""The orchestrator without its server: pools of workers, the store, and the life of a session."""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Awaitable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
+
+from transformers import PreTrainedTokenizerBase
+
+from orchestrator.config import OrchestratorConfig
+from orchestrator.drafting import Drafting
+from orchestrator.judge import Judge
+from orchestrator.links.draft import DraftLink
+from orchestrator.links.target import TargetLink
+from orchestrator.metrics import Metrics
+from orchestrator.pool import DraftPool, TargetPool
+from orchestrator.request import GenerationPlan, ServingLimits, plan_request
+from orchestrator.round import Services
+from orchestrator.session import Session
+from orchestrator.store.base import SessionRecord, SessionStore, StoreError
+from orchestrator.text.detokenizer import Spelling
+from orchestrator.text.output import Output
+from orchestrator.verifying import Verifying
+from outrider.lm.tokenizer import vocabulary_of
+from outrider.net.address import parse_addresses
+from outrider.net.arrays import int32s
+from outrider.net.errors import OutriderError
+from outrider.v1 import orchestrator_pb2, types_pb2
+from outrider.v1.orchestrator_pb2 import FinishReason, GenerateRequest
+
+log = logging.getLogger(__name__)
+
+FIRST_EPOCH = 1
+
+
+class Orchestrator:
+    """Everything that sessions share. Lives on one event loop."""
+
+    def __init__(
+        self, config: OrchestratorConfig, tokenizer: PreTrainedTokenizerBase, store: SessionStore, metrics: Metrics
+    ) -> None:
+        self.config = config
+        self.store = store
+        self.targets = TargetPool()
+        self.drafts = DraftPool()
+        self.services = Services(Judge(), store, metrics)
+        self.sessions = 0
+        self._tokenizer = tokenizer
+        self._spelling = Spelling(tokenizer)
+        self._vocabulary = vocabulary_of(tokenizer)
+        # One thread: fast tokenizers keep truncation and padding as mutable state.
+        self._planner = ThreadPoolExecutor(1, thread_name_prefix="planner")
+        self._endings: set[asyncio.Task[None]] = set()
+
+    def start(self) -> None:
+        """Starts connecting to the workers."""
+        config, changed = self.config, self.targets.changed
+        self.targets.links = [
+            TargetLink(address, self._vocabulary, config.verify_timeout, changed)
+            for address in parse_addresses(config.targets)
+        ]
+        self.drafts.links = [
+            DraftLink(address, self._vocabulary, changed, self.services.metrics.discarded)
+            for address in parse_addresses(config.drafts)
+        ]
+        for link in (*self.targets.links, *self.drafts.links):
+            link.start()
+
+    async def close(self) -> None:
+        """Waits for sessions that are ending, then disconnects."""
+        await asyncio.gather(*self._endings, return_exceptions=True)
+        links = (*self.targets.links, *self.drafts.links)
+        await asyncio.gather(*(link.close() for link in links), return_exceptions=True)
+        self.services.judge.close()
+        self._planner.shutdown(wait=False, cancel_futures=True)
+        await self.store.close()
+
+    @asynccontextmanager
+    async def session(self, request: GenerateRequest) -> AsyncIterator[Session]:
+        """A new session, stored; ended in the store and freed at the workers afterwards.
+
+        Raises OutriderError: INVALID_FIELD before anything else happened, NO_WORKER, SESSION_EXISTS, ...
+        """
+        self.sessions += 1
+        try:
+            plan = await self._plan(request)
+            await self._create(plan, request)
+            session = self._open(plan)
+            reason: FinishReason.ValueType = orchestrator_pb2.FINISH_REASON_ERROR
+            try:
+                session.begin()
+                yield session
+                reason = orchestrator_pb2.FINISH_REASON_UNSPECIFIED
+            except (asyncio.CancelledError, GeneratorExit):
+                reason = orchestrator_pb2.FINISH_REASON_CANCELLED
+                raise
+            except OutriderError as error:
+                if error.reason == types_pb2.ERROR_REASON_SESSION_CANCELLED:
+                    reason = orchestrator_pb2.FINISH_REASON_CANCELLED
+                raise
+            finally:
+                self._in_background(self._end(session, reason))
+        finally:
+            self.sessions -= 1
+
+    async def _plan(self, request: GenerateRequest) -> GenerationPlan:
+        limits = self._limits()
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._planner, plan_request, request, self._tokenizer, limits)
+
+    def _limits(self) -> ServingLimits:
+        models = [link.model for link in self.targets.usable if link.model is not None]
+        if not models:
+            raise OutriderError(types_pb2.ERROR_REASON_NO_WORKER, "no target worker is ready", retry_after=1.0)
+        longest = min(link.max_lookahead for link in self.targets.usable)
+        return ServingLimits(
+            vocab_size=self._vocabulary.size,
+            context_length=min(model.context_length for model in models),
+            max_lookahead=min(self.config.max_lookahead, longest),
+            default_lookahead=min(self.config.lookahead, self.config.max_lookahead, longest),
+            eos_token_ids=tuple(int32s(models[0].eos_token_ids, "eos_token_ids").tolist()),
+        )
+
+    async def _create(self, plan: GenerationPlan, request: GenerateRequest) -> None:
+        stored = GenerateRequest()
+        stored.CopyFrom(request)
+        stored.seed = plan.seed
+        record = SessionRecord(
+            session_id=plan.session_id,
+            tokens=plan.prompt,
+            prompt_length=len(plan.prompt),
+            epoch=FIRST_EPOCH,
+            meta=stored.SerializeToString(),
+        )
+        await self.store.create(record)
+
+    def _open(self, plan: GenerationPlan) -> Session:
+        metrics, config = self.services.metrics, self.config
+        output = Output(plan.stop, self._spelling, plan.prompt)
+        drafting = Drafting(plan, FIRST_EPOCH, self.drafts, metrics, config.draft_timeout)
+        verifying = Verifying(plan, FIRST_EPOCH, self.targets, metrics, config.failover_timeout)
+        return Session(plan, FIRST_EPOCH, output, drafting, verifying)
+
+    async def _end(self, session: Session, reason: "FinishReason.ValueType") -> None:
+        try:
+            if reason:
+                await self.store.finish(session.plan.session_id, session.epoch, reason)
+        except StoreError as error:
+            # The session's time-to-live ends it.
+            log.warning("session %s could not be ended in the store: %s", session.plan.session_id, error)
+        finally:
+            await session.close()
+
+    def _in_background(self, ending: Awaitable[None]) -> None:
+        """A client that is gone must not cut the ending short."""
+        task: asyncio.Task[None] = asyncio.ensure_future(ending)
+        self._endings.add(task)
+        task.add_done_callback(self._endings.discard)

@@ -1,0 +1,31 @@
+"""The pairing check: a worker is used only when its law and vocabulary are the tokenizer's."""
+
+from outrider.law.params import LAW_VERSION
+from outrider.lm.tokenizer import Vocabulary, first_difference
+from outrider.v1 import types_pb2
+
+
+class PairRefused(Exception):
+    """The worker does not fit; the message names the first difference."""
+
+
+def check_pair(worker: str, info: types_pb2.ModelInfo, vocabulary: Vocabulary) -> None:
+    """Raises PairRefused when the worker's model does not go with the orchestrator's tokenizer.
+
+    `info.token_hashes` must be filled when the fingerprints differ, to name the first differing id.
+    """
+    if info.law_version != LAW_VERSION:
+        raise PairRefused(f"{worker} ({info.model_id}) has law version {info.law_version}, ours is {LAW_VERSION}")
+    if info.vocab_size != vocabulary.size:
+        raise PairRefused(
+            f"{worker} ({info.model_id}) has a vocabulary of {info.vocab_size} tokens, the tokenizer has {vocabulary.size}"
+        )
+    if info.vocab_fingerprint != vocabulary.fingerprint:
+        differing = first_difference(vocabulary.token_hashes, info.token_hashes)
+        where = "in token texts" if differing is None else f"first at token id {differing}"
+        raise PairRefused(f"{worker} ({info.model_id}) has another vocabulary than the tokenizer, {where}")
+
+
+def fingerprints_differ(info: types_pb2.ModelInfo, vocabulary: Vocabulary) -> bool:
+    """Whether `check_pair` will need `token_hashes`."""
+    return info.vocab_fingerprint != vocabulary.fingerprint and info.vocab_size == vocabulary.size

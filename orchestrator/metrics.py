@@ -1,0 +1,51 @@
+"""Raw counters of the orchestrator as OpenTelemetry instruments; ratios are the query's work.
+
+Acceptance rate = accepted_tokens / draft_tokens; mean tokens per round = emitted_tokens / rounds.
+"""
+
+from opentelemetry import metrics
+
+from orchestrator.stats import RoundStats
+from outrider.v1.orchestrator_pb2 import PlainReason
+
+
+class Metrics:
+    """One per orchestrator; without a configured exporter every call is nearly free."""
+
+    def __init__(self, provider: metrics.MeterProvider | None = None) -> None:
+        meter = metrics.get_meter("outrider.orchestrator", meter_provider=provider)
+        self._rounds = meter.create_counter("outrider.rounds", "{round}", "Rounds, by reason when without a block")
+        self._drafted = meter.create_counter("outrider.draft_tokens", "{token}", "Draft tokens that were verified")
+        self._accepted = meter.create_counter("outrider.accepted_tokens", "{token}", "Draft tokens that were kept")
+        self._by_position = meter.create_counter(
+            "outrider.accepted_tokens_by_position", "{token}", "Draft tokens that were kept, by position in the block"
+        )
+        self._emitted = meter.create_counter("outrider.emitted_tokens", "{token}", "Committed tokens")
+        self._discarded = meter.create_counter(
+            "outrider.draft_discarded", "{block}", "Blocks or events that were not verified, by reason"
+        )
+        self._disabled = meter.create_counter(
+            "outrider.speculation_disabled", "{session}", "Sessions that lost speculation for good, by reason"
+        )
+        self._resent = meter.create_counter("outrider.prefix_resent", "{prefix}", "Whole prefixes sent again")
+
+    def round(self, stats: RoundStats, emitted: int) -> None:
+        """One round, committed."""
+        self._rounds.add(1, {"reason": PlainReason.Name(stats.plain_reason)})
+        self._drafted.add(stats.drafted)
+        self._accepted.add(stats.accepted)
+        for position in range(stats.accepted):
+            self._by_position.add(1, {"position": position})
+        self._emitted.add(emitted)
+
+    def discarded(self, reason: str) -> None:
+        """A block or event that came to nothing."""
+        self._discarded.add(1, {"reason": reason})
+
+    def speculation_disabled(self, reason: str) -> None:
+        """A session goes on without blocks."""
+        self._disabled.add(1, {"reason": reason})
+
+    def prefix_resent(self) -> None:
+        """A worker had lost a session."""
+        self._resent.add(1)

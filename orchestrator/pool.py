@@ -1,0 +1,90 @@
+"""Which worker a session is bound to: the usable one with the fewest sessions, kept until it fails."""
+
+import asyncio
+from collections.abc import Iterable, Sequence
+
+from orchestrator.links.draft import DraftLink
+from orchestrator.links.target import TargetLink
+from outrider.net.errors import OutriderError
+from outrider.v1 import draft_pb2, orchestrator_pb2, types_pb2
+from outrider.v1.draft_pb2 import Proposer
+from outrider.v1.orchestrator_pb2 import PlainReason, WorkerStatus
+
+
+class TargetPool:
+    """The target workers."""
+
+    def __init__(self) -> None:
+        self.links: Sequence[TargetLink] = ()
+        self._changed = asyncio.Event()
+
+    def changed(self) -> None:
+        """To be called whenever a link may have become usable or unusable."""
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+    @property
+    def usable(self) -> list[TargetLink]:
+        """Links that take work."""
+        return [link for link in self.links if link.usable]
+
+    async def wait_changed(self, timeout: float) -> None:
+        """Returns at the next change, or after `timeout` seconds."""
+        try:
+            async with asyncio.timeout(timeout):
+                await self._changed.wait()
+        except TimeoutError:
+            return
+
+    async def acquire(self, timeout: float, avoid: TargetLink | None = None) -> TargetLink:
+        """The usable worker with the fewest sessions, another than `avoid` where there is one; waits for one.
+
+        Raises OutriderError(NO_WORKER) after `timeout` seconds.
+        """
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + timeout
+        while not self.usable:
+            left = deadline - loop.time()
+            if left <= 0:
+                raise OutriderError(types_pb2.ERROR_REASON_NO_WORKER, f"no target worker: {_reasons(self.links)}")
+            await self.wait_changed(left)
+        return min(self.usable, key=lambda link: (link is avoid, link.sessions))
+
+
+class DraftPool:
+    """The draft workers."""
+
+    def __init__(self) -> None:
+        self.links: Sequence[DraftLink] = ()
+
+    def pick(self, proposer: "Proposer.ValueType") -> "DraftLink | PlainReason.ValueType":
+        """The usable worker with the fewest sessions that offers the proposer, or why there is none."""
+        offering = [link for link in self.links if link.usable and _offers(link, proposer)]
+        willing = [link for link in offering if link.breaker.closed] or offering
+        if willing:
+            return min(willing, key=lambda link: link.sessions)
+        if any("vocabulary" in link.reason for link in self.links):
+            return orchestrator_pb2.PLAIN_REASON_VOCAB_MISMATCH
+        return orchestrator_pb2.PLAIN_REASON_DRAFT_UNAVAILABLE
+
+
+def worker_statuses(links: Iterable[TargetLink | DraftLink]) -> list[WorkerStatus]:
+    """The links as GetInfo shows them."""
+    return [
+        WorkerStatus(
+            kind=link.kind,
+            address=link.address,
+            usable=link.usable,
+            reason=link.reason,
+            model_id=link.model.model_id if link.model else "",
+        )
+        for link in links
+    ]
+
+
+def _offers(link: DraftLink, proposer: "Proposer.ValueType") -> bool:
+    return proposer == draft_pb2.PROPOSER_UNSPECIFIED or proposer in link.proposers
+
+
+def _reasons(links: Sequence[TargetLink]) -> str:
+    return "; ".join(f"{link.address}: {link.reason or 'usable'}" for link in links) or "none configured"

@@ -1,0 +1,64 @@
+"""One round of one session: draft, verify, accept, commit, emit. The table of contents of the system."""
+
+import time
+from dataclasses import dataclass
+
+from orchestrator.acceptance import Outcome
+from orchestrator.drafting import Proposal
+from orchestrator.judge import Judge
+from orchestrator.metrics import Metrics
+from orchestrator.session import Session
+from orchestrator.stats import RoundStats, micros_since
+from orchestrator.store.base import SessionStore
+from orchestrator.text.output import Emission, Kept, RoundToken
+from outrider.v1.orchestrator_pb2 import TOKEN_ORIGIN_ACCEPTED
+
+
+@dataclass(frozen=True)
+class Services:
+    """What a round needs beside its session."""
+
+    judge: Judge
+    store: SessionStore
+    metrics: Metrics
+
+
+async def run_round(session: Session, services: Services) -> tuple[Emission, RoundStats]:
+    """Runs one round and returns what the client may see of it.
+
+    Nothing is returned that is not committed: when anything before the commit fails, the round did not happen. At least
+    one token is committed. Raises OutriderError.
+    """
+    stats = RoundStats(session.base_length)
+
+    proposal = await session.drafting.block(stats)  # draft
+    logits = await session.verifying.rows(session.tokens, proposal.tokens, stats)  # verify
+    outcome = await services.judge.outcome(session.plan, session.tokens.view(), proposal, logits, stats)  # accept
+    kept = session.output.keep(round_tokens(proposal, outcome))
+    await commit(session, kept, services.store, stats)
+
+    record(proposal, outcome, stats)
+    services.metrics.round(stats, len(kept.tokens))
+    session.committed(kept, outcome.accepted)  # asks for the next block
+    return session.output.emit(kept), stats  # emit
+
+
+def round_tokens(proposal: Proposal, outcome: Outcome) -> list[RoundToken]:
+    """The round's tokens in order: accepted ones, then the one that the target drew."""
+    accepted = [RoundToken(int(token), TOKEN_ORIGIN_ACCEPTED) for token in proposal.tokens[: outcome.accepted]]
+    return [*accepted, RoundToken(outcome.token, outcome.origin)]
+
+
+async def commit(session: Session, kept: Kept, store: SessionStore, stats: RoundStats) -> None:
+    """Appends the round's tokens to the stored session, fenced by epoch and base length."""
+    start = time.perf_counter()
+    reason = kept.finish.reason if kept.finish else 0
+    await store.commit(session.plan.session_id, session.epoch, session.base_length, kept.tokens, finish_reason=reason)
+    stats.commit_micros = micros_since(start)
+
+
+def record(proposal: Proposal, outcome: Outcome, stats: RoundStats) -> None:
+    """Only what was verified counts as drafted."""
+    stats.drafted = len(proposal.tokens)
+    stats.accepted = outcome.accepted
+    stats.plain_reason = proposal.reason

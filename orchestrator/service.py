@@ -1,0 +1,179 @@
+"""The public gRPC service: admission, the stream of one generation, and its end, whichever way it comes."""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import grpc
+from google.protobuf.timestamp_pb2 import Timestamp
+
+from orchestrator.core import Orchestrator
+from orchestrator.pool import worker_statuses
+from orchestrator.round import run_round
+from orchestrator.session import Session
+from orchestrator.stats import RoundStats
+from orchestrator.store.base import FINISHED
+from orchestrator.text.output import Emission
+from outrider import __version__
+from outrider.net.arrays import to_bytes
+from outrider.net.errors import OutriderError, abort
+from outrider.v1 import orchestrator_pb2, orchestrator_pb2_grpc, types_pb2
+from outrider.v1.orchestrator_pb2 import (
+    CancelSessionRequest,
+    CancelSessionResponse,
+    Finish,
+    GenerateRequest,
+    GenerateResponse,
+    GetSessionRequest,
+    GetSessionResponse,
+    OrchestratorServiceGetInfoRequest,
+    OrchestratorServiceGetInfoResponse,
+    Started,
+    Token,
+)
+
+log = logging.getLogger(__name__)
+
+
+class OrchestratorServicer(orchestrator_pb2_grpc.OrchestratorServiceServicer):
+    """Implements OrchestratorService over an Orchestrator."""
+
+    def __init__(self, orchestrator: Orchestrator) -> None:
+        self._orchestrator = orchestrator
+        self._running: dict[str, asyncio.Task[None]] = {}
+        self._cancelled: set[str] = set()
+
+    async def Generate(  # type: ignore[override]
+        self, request: GenerateRequest, context: "grpc.aio.ServicerContext[GenerateRequest, GenerateResponse]"
+    ) -> None:
+        """Streams one generation."""
+        try:
+            async with self._admitted(request) as session:
+                work = asyncio.create_task(self._stream(session, context))
+                self._running[session.plan.session_id] = work
+                await self._outcome_of(work, session.plan.session_id)
+        except OutriderError as error:
+            await abort(context, error)  # type: ignore[arg-type]
+        except Exception as error:
+            if isinstance(error, grpc.aio.BaseError):
+                raise
+            log.exception("a generation failed")
+            failure = OutriderError(types_pb2.ERROR_REASON_ENGINE_FAILED, "the orchestrator failed, see its log")
+            await abort(context, failure)  # type: ignore[arg-type]
+
+    async def GetSession(  # type: ignore[override]
+        self, request: GetSessionRequest, context: "grpc.aio.ServicerContext[object, object]"
+    ) -> GetSessionResponse:
+        """The committed state of a session."""
+        try:
+            record = await self._orchestrator.store.load(request.session_id)
+            if record is None:
+                raise _unknown(request.session_id)
+        except OutriderError as error:
+            await abort(context, error)
+        expire_time = Timestamp()
+        expire_time.FromMilliseconds(int(record.expires_at * 1000))
+        finished = record.state == FINISHED
+        return GetSessionResponse(
+            session_id=record.session_id,
+            epoch=record.epoch,
+            prompt_tokens=record.prompt_length,
+            generated_tokens=to_bytes(record.tokens[record.prompt_length :]),
+            state=orchestrator_pb2.SESSION_STATE_FINISHED if finished else orchestrator_pb2.SESSION_STATE_RUNNING,
+            finish_reason=orchestrator_pb2.FinishReason.ValueType(record.finish_reason),
+            expire_time=expire_time,
+        )
+
+    async def CancelSession(  # type: ignore[override]
+        self, request: CancelSessionRequest, context: "grpc.aio.ServicerContext[object, object]"
+    ) -> CancelSessionResponse:
+        """Ends a session, whichever replica runs it: its next commit is refused."""
+        try:
+            if not await self._orchestrator.store.request_cancel(request.session_id):
+                raise _unknown(request.session_id)
+        except OutriderError as error:
+            await abort(context, error)
+        task = self._running.get(request.session_id)
+        if task is not None:
+            self._cancelled.add(request.session_id)
+            task.cancel()
+        return CancelSessionResponse()
+
+    async def GetInfo(  # type: ignore[override]
+        self, request: OrchestratorServiceGetInfoRequest, context: "grpc.aio.ServicerContext[object, object]"
+    ) -> OrchestratorServiceGetInfoResponse:
+        """What is served, by whom."""
+        pools = self._orchestrator
+        models = [link.model for link in pools.targets.usable if link.model is not None]
+        return OrchestratorServiceGetInfoResponse(
+            version=__version__,
+            target=models[0] if models else None,
+            max_lookahead=self._orchestrator.config.max_lookahead,
+            default_lookahead=self._orchestrator.config.lookahead,
+            workers=worker_statuses([*pools.targets.links, *pools.drafts.links]),
+            running_sessions=len(self._running),
+        )
+
+    @asynccontextmanager
+    async def _admitted(self, request: GenerateRequest) -> AsyncIterator[Session]:
+        """Validates, stores and registers a session; frees it in every service at the end, whatever the end is."""
+        limit = self._orchestrator.config.max_sessions
+        if self._orchestrator.sessions >= limit:
+            message = f"{limit} generations are running, the limit of this orchestrator"
+            raise OutriderError(types_pb2.ERROR_REASON_QUEUE_FULL, message, retry_after=1.0)
+        async with self._orchestrator.session(request) as session:
+            try:
+                yield session
+            finally:
+                self._running.pop(session.plan.session_id, None)
+                self._cancelled.discard(session.plan.session_id)
+
+    async def _outcome_of(self, work: "asyncio.Task[None]", session_id: str) -> None:
+        """Waits for the stream. A cancellation that does not come from the client becomes a status: a handler that ends
+        with CancelledError would leave the client hanging."""
+        try:
+            await work
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if task is not None and task.cancelling():
+                raise
+            if session_id in self._cancelled:
+                raise OutriderError(types_pb2.ERROR_REASON_SESSION_CANCELLED, "the session was cancelled") from None
+            raise OutriderError(types_pb2.ERROR_REASON_DRAINING, "the orchestrator stopped this generation") from None
+        finally:
+            work.cancel()
+
+    async def _stream(
+        self, session: Session, context: "grpc.aio.ServicerContext[GenerateRequest, GenerateResponse]"
+    ) -> None:
+        plan = session.plan
+        started = Started(
+            session_id=plan.session_id,
+            prompt_tokens=len(plan.prompt),
+            seed=plan.seed,
+            acceptance=plan.acceptance,
+        )
+        await context.write(GenerateResponse(started=started))
+        finished = False
+        while not finished:
+            emission, stats = await run_round(session, self._orchestrator.services)
+            await context.write(_response(session, emission, stats))
+            finished = emission.finish is not None
+
+
+def _response(session: Session, emission: Emission, stats: RoundStats) -> GenerateResponse:
+    response = GenerateResponse(
+        tokens=[Token(id=token.id, text=token.text, origin=token.origin) for token in emission.tokens],
+        round=stats.message(),
+    )
+    if emission.finish is not None:
+        usage = session.output.usage(session.rounds)
+        response.finish.CopyFrom(
+            Finish(reason=emission.finish.reason, matched_stop=emission.finish.matched_stop, usage=usage)
+        )
+    return response
+
+
+def _unknown(session_id: str) -> OutriderError:
+    return OutriderError(types_pb2.ERROR_REASON_SESSION_NOT_FOUND, f"session {session_id!r} is unknown or expired")

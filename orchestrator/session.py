@@ -1,0 +1,60 @@
+"""One generation: what is committed, and its hold on a draft and a target worker."""
+
+from orchestrator.drafting import Drafting
+from orchestrator.prefix import TokenBuffer
+from orchestrator.request import GenerationPlan
+from orchestrator.text.output import Kept, Output
+from orchestrator.verifying import Verifying
+
+
+class Session:
+    """State of one generation in its owner.
+
+    Attributes:
+        plan: what was asked for.
+        epoch: of this owner.
+        tokens: prompt and committed tokens; its length is the base length of the next round.
+        output: which tokens become text.
+        rounds: rounds run.
+    """
+
+    def __init__(
+        self, plan: GenerationPlan, epoch: int, output: Output, drafting: Drafting, verifying: Verifying
+    ) -> None:
+        self.plan = plan
+        self.epoch = epoch
+        self.tokens = TokenBuffer(plan.prompt)
+        self.output = output
+        self.drafting = drafting
+        self.verifying = verifying
+        self.rounds = 0
+
+    def begin(self) -> None:
+        """Lets the draft worker cache the prompt while the target computes it."""
+        self.drafting.warm_up(self.tokens)
+
+    @property
+    def base_length(self) -> int:
+        """Number of committed tokens."""
+        return len(self.tokens)
+
+    def committed(self, kept: Kept, accepted: int) -> None:
+        """Moves the base length, and asks for the next block while the client still reads this one."""
+        agreed = self.base_length + min(accepted, len(kept.tokens))
+        self.tokens.append(kept.tokens)
+        self.rounds += 1
+        self.verifying.learned(min(agreed, self.base_length - 1))
+        if accepted:
+            self.drafting.learned(min(agreed, self.base_length - 1))
+        if kept.finish is None:
+            self.drafting.ask(self.tokens, self._room())
+
+    def _room(self) -> int:
+        """Longest block that makes sense: a round gives one token more than its block holds."""
+        generated = self.base_length - len(self.plan.prompt)
+        return self.plan.stop.max_tokens - generated - 1
+
+    async def close(self) -> None:
+        """Frees the session at both workers. Idempotent."""
+        self.drafting.close()
+        await self.verifying.close()

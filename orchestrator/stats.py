@@ -1,0 +1,34 @@
+"""What one round cost and gave; becomes the Round message."""
+
+import time
+from dataclasses import dataclass
+
+from outrider.v1 import orchestrator_pb2
+from outrider.v1.orchestrator_pb2 import PlainReason, Round
+
+
+def micros_since(start: float) -> int:
+    """Microseconds since a time.perf_counter() value."""
+    return int((time.perf_counter() - start) * 1e6)
+
+
+@dataclass
+class RoundStats:
+    """Raw counters of one round; ratios are the reader's work. Fields as in the Round message."""
+
+    base_length: int
+    drafted: int = 0
+    accepted: int = 0
+    plain_reason: "PlainReason.ValueType" = orchestrator_pb2.PLAIN_REASON_UNSPECIFIED
+    draft_wait_micros: int = 0
+    draft_forward_micros: int = 0
+    verify_micros: int = 0
+    verify_forward_micros: int = 0
+    accept_micros: int = 0
+    commit_micros: int = 0
+    wire_bytes: int = 0
+    target_passes: int = 0
+
+    def message(self) -> Round:
+        """The wire's view."""
+        return Round(**vars(self))

@@ -1,0 +1,154 @@
+"""One session's side of verifying: the item, and what to do about every answer but rows."""
+
+import asyncio
+import time
+from dataclasses import dataclass
+
+import torch
+
+from orchestrator.links.target import TargetLink
+from orchestrator.metrics import Metrics
+from orchestrator.pool import TargetPool
+from orchestrator.prefix import PeerPrefix, TokenBuffer
+from orchestrator.request import GenerationPlan
+from orchestrator.stats import RoundStats, micros_since
+from outrider.law.sparse import Int32Array
+from outrider.net.arrays import ArrayError, logits_from_message, to_bytes
+from outrider.net.errors import OutriderError, from_status
+from outrider.v1 import target_pb2, types_pb2
+from outrider.v1.target_pb2 import VerifyItem, VerifyResult
+
+# Another worker, or the same one later, may do what this one did not.
+_TRANSIENT = {
+    types_pb2.ERROR_REASON_NO_WORKER,
+    types_pb2.ERROR_REASON_DRAINING,
+    types_pb2.ERROR_REASON_ENGINE_FAILED,
+    types_pb2.ERROR_REASON_QUEUE_FULL,
+}
+_LOST = {types_pb2.ERROR_REASON_SESSION_NOT_FOUND, types_pb2.ERROR_REASON_PREFIX_MISMATCH}
+# A worker that misses a prefix that the same message carried is broken.
+_MAX_LOST = 3
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.05, 2.0
+
+
+@dataclass
+class _Patience:
+    """How much longer one verify may keep trying."""
+
+    deadline: float
+    pause: float = _FIRST_PAUSE
+    lost: int = 0
+
+    def left(self) -> float:
+        """Seconds until the deadline."""
+        return self.deadline - asyncio.get_running_loop().time()
+
+
+class Verifying:
+    """Rows for one session.
+
+    Args:
+        failover_timeout: how long one verify may look for a worker that answers, in seconds.
+    """
+
+    def __init__(
+        self, plan: GenerationPlan, epoch: int, pool: TargetPool, metrics: Metrics, failover_timeout: float
+    ) -> None:
+        self._plan = plan
+        self._epoch = epoch
+        self._pool = pool
+        self._metrics = metrics
+        self._failover_timeout = failover_timeout
+        self._link: TargetLink | None = None
+        self._avoid: TargetLink | None = None
+        self._incarnation = 0
+        self._peer = PeerPrefix()
+
+    async def rows(self, tokens: TokenBuffer, draft_tokens: Int32Array, stats: RoundStats) -> torch.Tensor:
+        """[lookahead + 1, vocab_size] float32 logits for the positions after `tokens`.
+
+        Moves to another worker and re-sends the prefix as needed. Raises OutriderError when no worker answered within
+        the fail-over timeout, or with the item's own reason (NON_FINITE_LOGITS, STALE_EPOCH, ...).
+        """
+        patience = _Patience(asyncio.get_running_loop().time() + self._failover_timeout)
+        start = time.perf_counter()
+        while True:
+            try:
+                result = await self._attempt(tokens, draft_tokens, stats, patience)
+                logits = logits_from_message(result.logits, len(draft_tokens) + 1)
+            except OutriderError as error:
+                await self._recover(error, patience)
+            except ArrayError as error:
+                raise OutriderError(types_pb2.ERROR_REASON_NO_PROGRESS, f"the target's answer: {error}") from error
+            else:
+                stats.verify_micros = micros_since(start)
+                return logits
+
+    def learned(self, length: int) -> None:
+        """The worker holds the committed tokens up to `length`."""
+        self._peer.known = length
+
+    async def close(self) -> None:
+        """Frees the session at the worker. Idempotent."""
+        link, self._link = self._link, None
+        if link is not None:
+            link.sessions -= 1
+            await link.release(self._plan.session_id, self._epoch)
+
+    async def _attempt(
+        self, tokens: TokenBuffer, draft_tokens: Int32Array, stats: RoundStats, patience: _Patience
+    ) -> VerifyResult:
+        link = await self._bound(patience)
+        item = self._item(tokens, draft_tokens)
+        result = await link.verify(item)
+        stats.wire_bytes += item.ByteSize() + result.ByteSize()
+        stats.target_passes += result.timing.passes
+        stats.verify_forward_micros += result.timing.forward_micros
+        if result.status.code:
+            raise from_status(result.status)
+        return result
+
+    async def _bound(self, patience: _Patience) -> TargetLink:
+        if self._link is not None and not self._link.usable:
+            self._unbind()
+        if self._link is None:
+            self._link = await self._pool.acquire(patience.left(), self._avoid)
+            self._link.sessions += 1
+            self._incarnation = 0
+        if self._incarnation != self._link.incarnation:
+            self._incarnation = self._link.incarnation
+            self._peer.lost()
+        return self._link
+
+    def _item(self, tokens: TokenBuffer, draft_tokens: Int32Array) -> VerifyItem:
+        prefix_tokens, prefix_hash = self._peer.suffix(tokens)
+        return VerifyItem(
+            session_id=self._plan.session_id,
+            epoch=self._epoch,
+            base_length=len(tokens),
+            prefix_tokens=prefix_tokens,
+            prefix_hash=prefix_hash,
+            draft_tokens=to_bytes(draft_tokens),
+            row_format=target_pb2.ROW_FORMAT_LOGITS,
+        )
+
+    async def _recover(self, error: OutriderError, patience: _Patience) -> None:
+        """Prepares the next attempt, or raises the error when there is none to make."""
+        if error.reason in _LOST and patience.lost < _MAX_LOST:
+            patience.lost += 1
+            self._metrics.prefix_resent()
+            self._peer.lost()
+            return
+        if error.reason not in _TRANSIENT or patience.left() <= 0:
+            raise error
+        if error.reason != types_pb2.ERROR_REASON_QUEUE_FULL:
+            self._avoid = self._link
+            self._unbind()
+        pause = max(error.retry_after or 0.0, patience.pause)
+        patience.pause = min(2 * patience.pause, _LONGEST_PAUSE)
+        await asyncio.sleep(max(0.0, min(pause, patience.left())))
+
+    def _unbind(self) -> None:
+        if self._link is not None:
+            self._link.sessions -= 1
+            self._link = None

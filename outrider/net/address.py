@@ -1,0 +1,11 @@
+"""HOST:PORT lists as people write them."""
+
+
+def parse_addresses(text: str) -> list[str]:
+    """Splits `HOST:PORT,HOST:PORT`. Raises ValueError naming the entry that is no address."""
+    addresses = [part.strip() for part in text.split(",") if part.strip()]
+    for address in addresses:
+        host, _, port = address.rpartition(":")
+        if not host or not port.isdigit() or not 0 < int(port) < 65_536:
+            raise ValueError(f"{address!r} is not HOST:PORT")
+    return addresses
