@@ -1,0 +1,188 @@
+"""A GenerateRequest, validated wholly before any model call."""
+
+import re
+import secrets
+import uuid
+from dataclasses import dataclass, replace
+
+from transformers import PreTrainedTokenizerBase
+
+from orchestrator.text.prompt import encode_utf8, prompt_tokens
+from orchestrator.text.stopping import StopRules
+from outrider.law.params import GREEDY_TEMPERATURE, LawParams, ParamError, check, from_sampling
+from outrider.law.sparse import Int32Array
+from outrider.net.errors import OutriderError, invalid_field
+from outrider.v1 import orchestrator_pb2
+from outrider.v1.draft_pb2 import Proposer
+from outrider.v1.orchestrator_pb2 import Acceptance
+
+DEFAULT_MAX_TOKENS = 256
+MAX_STOP_STRINGS = 16
+MAX_STOP_STRING_BYTES = 1024
+MAX_STOP_TOKEN_IDS = 16
+_SESSION_ID = re.compile(r"[A-Za-z0-9._-]{1,128}")
+
+
+@dataclass(frozen=True)
+class ServingLimits:
+    """What the pair of models and the orchestrator's settings allow.
+
+    Attributes:
+        vocab_size: real token ids of the target.
+        context_length: longest sequence of the target, in tokens.
+        max_lookahead: longest block that a request may ask for.
+        default_lookahead: lookahead of requests that do not choose one.
+        eos_token_ids: the target's end-of-sequence tokens.
+    """
+
+    vocab_size: int
+    context_length: int
+    max_lookahead: int
+    default_lookahead: int
+    eos_token_ids: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class GenerationPlan:
+    """Everything that a generation needs to know; nothing in it is unset or out of range.
+
+    Attributes:
+        session_id: the client's, or a random one.
+        prompt: [n] int32, 1 <= n < context length.
+        law: with prompt_length, stop_token_ids and min_tokens filled in.
+        seed: in [0, 2^64); random when the client gave none.
+        stop: when the output ends.
+        lookahead: longest block, 0 for plain decoding.
+        acceptance: never unspecified.
+        proposer: unspecified leaves it to the draft worker.
+    """
+
+    session_id: str
+    prompt: Int32Array
+    law: LawParams
+    seed: int
+    stop: StopRules
+    lookahead: int
+    acceptance: "Acceptance.ValueType"
+    proposer: "Proposer.ValueType"
+
+
+def plan_request(
+    request: orchestrator_pb2.GenerateRequest, tokenizer: PreTrainedTokenizerBase, limits: ServingLimits
+) -> GenerationPlan:
+    """Validates a request and fills in every default.
+
+    Raises OutriderError(INVALID_FIELD) naming field and limit. What is cheap to check comes before the prompt is
+    tokenised; tokenising megabytes of text takes seconds: call this off the event loop when the prompt is long.
+    """
+    session_id = _session_id(request.session_id)
+    law = _law(request, tokenizer, limits)
+    lookahead, acceptance, proposer = _speculation(request.speculation, law, limits)
+    _check_stop_strings(request.stop)
+    room = limits.context_length - 1
+    if len(request.token_ids.ids) > room:
+        raise _too_long("token_ids", len(request.token_ids.ids), limits)
+    prompt = prompt_tokens(request, tokenizer, limits.vocab_size)
+    if len(prompt) > room:
+        raise _too_long(str(request.WhichOneof("input")), len(prompt), limits)
+    max_tokens = _max_tokens(request.stop, limits.context_length - len(prompt))
+    return GenerationPlan(
+        session_id=session_id,
+        prompt=prompt,
+        law=replace(law, prompt_length=len(prompt)),
+        seed=request.seed if request.HasField("seed") else secrets.randbits(64),
+        stop=StopRules(
+            max_tokens=max_tokens,
+            min_tokens=law.min_tokens,
+            strings=tuple(request.stop.strings),
+            token_ids=frozenset(law.stop_token_ids),
+        ),
+        lookahead=lookahead,
+        acceptance=acceptance,
+        proposer=proposer,
+    )
+
+
+def _session_id(wanted: str) -> str:
+    if not wanted:
+        return uuid.uuid4().hex
+    if not _SESSION_ID.fullmatch(wanted):
+        raise invalid_field(f"session_id is {wanted[:32]!r}, must be 1 to 128 characters of [A-Za-z0-9._-]")
+    return wanted
+
+
+def _law(
+    request: orchestrator_pb2.GenerateRequest, tokenizer: PreTrainedTokenizerBase, limits: ServingLimits
+) -> LawParams:
+    """The law without its prompt length."""
+    law = replace(
+        from_sampling(request.sampling),
+        stop_token_ids=_stop_token_ids(request.stop, tokenizer, limits),
+        min_tokens=request.stop.min_tokens,
+    )
+    try:
+        check(law, limits.vocab_size)
+    except ParamError as error:
+        raise invalid_field(str(error)) from None
+    return law
+
+
+def _stop_token_ids(
+    stop: orchestrator_pb2.StopConditions, tokenizer: PreTrainedTokenizerBase, limits: ServingLimits
+) -> tuple[int, ...]:
+    if len(stop.token_ids) > MAX_STOP_TOKEN_IDS:
+        raise invalid_field(f"stop.token_ids has {len(stop.token_ids)} entries, limit {MAX_STOP_TOKEN_IDS}")
+    for index, token in enumerate(stop.token_ids):
+        if not 0 <= token < limits.vocab_size:
+            raise invalid_field(f"stop.token_ids[{index}] is {token}, must be in [0, {limits.vocab_size})")
+    end_of_sequence = () if stop.ignore_eos else limits.eos_token_ids
+    return tuple(sorted({*end_of_sequence, *stop.token_ids}))
+
+
+def _check_stop_strings(stop: orchestrator_pb2.StopConditions) -> None:
+    if len(stop.strings) > MAX_STOP_STRINGS:
+        raise invalid_field(f"stop.strings has {len(stop.strings)} entries, limit {MAX_STOP_STRINGS}")
+    for index, string in enumerate(stop.strings):
+        size = len(encode_utf8(f"stop.strings[{index}]", string))
+        if not 1 <= size <= MAX_STOP_STRING_BYTES:
+            raise invalid_field(
+                f"stop.strings[{index}] has {size} bytes of UTF-8, must be in [1, {MAX_STOP_STRING_BYTES}]"
+            )
+
+
+def _max_tokens(stop: orchestrator_pb2.StopConditions, room: int) -> int:
+    """The most tokens to generate, `room` being what the context still holds."""
+    max_tokens = stop.max_tokens if stop.HasField("max_tokens") else min(DEFAULT_MAX_TOKENS, room)
+    if not 1 <= max_tokens <= room:
+        raise invalid_field(f"stop.max_tokens is {max_tokens}, must be in [1, {room}]")
+    if stop.min_tokens > max_tokens:
+        raise invalid_field(f"stop.min_tokens is {stop.min_tokens}, must be at most max_tokens, which is {max_tokens}")
+    return max_tokens
+
+
+def _speculation(
+    speculation: orchestrator_pb2.Speculation, law: LawParams, limits: ServingLimits
+) -> tuple[int, "Acceptance.ValueType", "Proposer.ValueType"]:
+    lookahead = speculation.lookahead if speculation.HasField("lookahead") else limits.default_lookahead
+    if lookahead > limits.max_lookahead:
+        raise invalid_field(f"speculation.lookahead is {lookahead}, must be in [0, {limits.max_lookahead}]")
+    acceptance = speculation.acceptance
+    if acceptance not in Acceptance.values():
+        raise invalid_field(f"speculation.acceptance is {acceptance}, which is no acceptance rule")
+    if acceptance == orchestrator_pb2.ACCEPTANCE_GREEDY and not law.greedy:
+        raise invalid_field(
+            f"speculation.acceptance is greedy, which needs a temperature below {GREEDY_TEMPERATURE}, "
+            f"and sampling.temperature is {law.temperature}"
+        )
+    if acceptance == orchestrator_pb2.ACCEPTANCE_UNSPECIFIED:
+        acceptance = orchestrator_pb2.ACCEPTANCE_GREEDY if law.greedy else orchestrator_pb2.ACCEPTANCE_RATIO
+    if speculation.proposer not in Proposer.values():
+        raise invalid_field(f"speculation.proposer is {speculation.proposer}, which is no proposer")
+    return lookahead, acceptance, speculation.proposer
+
+
+def _too_long(field: str, length: int, limits: ServingLimits) -> OutriderError:
+    return invalid_field(
+        f"{field} has {length} tokens, limit {limits.context_length - 1}: "
+        f"the context holds {limits.context_length}, at least one of them generated"
+    )

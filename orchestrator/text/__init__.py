@@ -1,0 +1,1 @@
+"""Text and tokens: prompts in, incremental text out, and where a generation ends."""

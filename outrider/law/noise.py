@@ -1,0 +1,126 @@
+"""All randomness of the system: a pure function of (seed, base length, position, purpose, token id).
+
+The generator is Philox 4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011). A retry, a
+fail-over or another replica repeats every draw bit for bit, and nobody holds a stream that could run out of step.
+"""
+
+import math
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import TypeVar
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from outrider.law.sparse import Int32Array
+
+Int64Array = npt.NDArray[np.int64]
+Float64Array = npt.NDArray[np.float64]
+
+# 32-bit words in whatever multiplies modulo 2^64 or without bound.
+Words = TypeVar("Words", int, Int64Array, torch.Tensor)
+
+_MASK = 0xFFFFFFFF
+_MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
+_WEYL = (0x9E3779B9, 0xBB67AE85)
+_ROUNDS = 10
+
+# In the place of a token id: the noise of all tokens outside a draft law's support together. Never a token id.
+_TAIL = _MASK
+_LARGEST_BELOW_ONE = 1.0 - 2.0**-53
+
+
+class Purpose(IntEnum):
+    """What a draw is for. Different purposes never share noise."""
+
+    PROPOSE = 1
+    ACCEPT = 2
+    RESAMPLE = 3
+    COUPLE = 4
+
+
+def philox(
+    counter: tuple[Words, Words, Words, Words], key: tuple[Words, Words] | tuple[int, int]
+) -> tuple[Words, Words, Words, Words]:
+    """Philox 4x32-10.
+
+    Takes and returns 32-bit words as Python ints, numpy int64 or torch int64 arrays; arrays broadcast.
+    """
+    c0, c1, c2, c3 = counter
+    k0, k1 = key
+    for _ in range(_ROUNDS):
+        # int64 products wrap modulo 2^64, which keeps all bits; the mask undoes the arithmetic shift's sign.
+        p0, p1 = _MULTIPLIERS[0] * c0, _MULTIPLIERS[1] * c2
+        c0, c1, c2, c3 = (p1 >> 32 & _MASK) ^ c1 ^ k0, p1 & _MASK, (p0 >> 32 & _MASK) ^ c3 ^ k1, p0 & _MASK
+        k0, k1 = k0 + _WEYL[0] & _MASK, k1 + _WEYL[1] & _MASK
+    return c0, c1, c2, c3
+
+
+def uniform_of(high: Int64Array, low: Int64Array) -> Float64Array:
+    """Two words -> float64 in (0, 1): 2^-65 at the least, in steps of 2^-64 near 0, where races are won."""
+    return np.minimum((high + (low + 0.5) * 2.0**-32) * 2.0**-32, _LARGEST_BELOW_ONE)
+
+
+def exponential_of(high: Int64Array, low: Int64Array) -> Float64Array:
+    """Two words -> float64, exponential with rate 1, always positive and finite."""
+    return -np.log1p(-uniform_of(high, low))
+
+
+@dataclass(frozen=True)
+class RoundNoise:
+    """The noise of one session's round.
+
+    Attributes:
+        seed: the session's seed, 0 <= seed < 2^64.
+        base_length: committed tokens when the round began. COUPLE noise does not depend on it.
+    """
+
+    seed: int
+    base_length: int
+
+    def uniform(self, purpose: Purpose, position: int) -> float:
+        """A number in (0, 1)."""
+        high, low, _, _ = philox((0, position, self._base(purpose), int(purpose)), self._key())
+        return _uniform(high, low)
+
+    def uniforms(self, purpose: Purpose, positions: npt.NDArray[np.integer]) -> Float64Array:
+        """`uniform` of every position: float64 array of the same length."""
+        high, low, _, _ = self._words(purpose, positions, 0)
+        return uniform_of(high, low)
+
+    def exponentials(
+        self, purpose: Purpose, position: int | npt.NDArray[np.integer], token_ids: Int32Array
+    ) -> Float64Array:
+        """Race noise of each token: float64 array as long as token_ids. `position` is one for all or one for each."""
+        high, low, _, _ = self._words(purpose, position, token_ids)
+        return exponential_of(high, low)
+
+    def tail(self, purpose: Purpose, position: int) -> tuple[float, float]:
+        """(exponential, uniform) for all tokens outside a support together: the smallest of independent exponentials is
+        exponential with the sum of the rates, and independent of which of them it is.
+        """
+        words = philox((_TAIL, position, self._base(purpose), int(purpose)), self._key())
+        return -math.log1p(-_uniform(*words[:2])), _uniform(*words[2:])
+
+    def _words(
+        self, purpose: Purpose, position: int | npt.NDArray[np.integer], token: int | Int32Array
+    ) -> tuple[Int64Array, Int64Array, Int64Array, Int64Array]:
+        return philox(
+            (_column(token), _column(position), _column(self._base(purpose)), _column(int(purpose))), self._key()
+        )
+
+    def _base(self, purpose: Purpose) -> int:
+        return 0 if purpose is Purpose.COUPLE else self.base_length
+
+    def _key(self) -> tuple[int, int]:
+        return self.seed & _MASK, self.seed >> 32
+
+
+def _uniform(high: int, low: int) -> float:
+    return min((high + (low + 0.5) * 2.0**-32) * 2.0**-32, _LARGEST_BELOW_ONE)
+
+
+def _column(words: int | npt.NDArray[np.integer]) -> Int64Array:
+    # At least one dimension: numpy warns of wrapping scalars, not of wrapping arrays.
+    return np.atleast_1d(np.asarray(words, dtype=np.int64))
