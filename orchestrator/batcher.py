@@ -75,7 +75,7 @@ class Batcher:
                 await self._call(batch)
 
     def _take(self, lane: _Lane) -> list[tuple[VerifyItem, "asyncio.Future[VerifyResult]"]]:
-        batch = []
+        batch: list[tuple[VerifyItem, asyncio.Future[VerifyResult]]] = []
         while lane.waiting and len(batch) < lane.max_items:
             item, future = lane.waiting.popleft()
             if not future.done():
@@ -84,7 +84,7 @@ class Batcher:
 
     async def _call(self, batch: list[tuple[VerifyItem, "asyncio.Future[VerifyResult]"]]) -> None:
         futures = [future for _, future in batch]
-        call = asyncio.ensure_future(self._send([item for item, _ in batch]))
+        call = asyncio.ensure_future(self._send([item for item, _ in batch]))  # noqa: RUF006, awaited below
         abandon = _cancel_when_all_done(futures, call)
         try:
             _deliver(batch, await call)

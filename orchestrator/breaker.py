@@ -5,8 +5,10 @@ from collections.abc import Callable
 
 
 class Breaker:
-    """Opens after `threshold` failures in a row; after the cooldown one probe at a time may pass; a success closes it, a
-    failed probe doubles the cooldown up to `max_cooldown`. Times in seconds."""
+    """Opens after `threshold` failures in a row; after the cooldown one probe at a time may pass.
+
+    A success closes it, a failed probe doubles the cooldown up to `max_cooldown`. Times in seconds.
+    """
 
     def __init__(
         self,

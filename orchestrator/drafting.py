@@ -6,6 +6,7 @@ Whatever goes wrong here is never an error: the round runs without a block, and 
 import asyncio
 import time
 from dataclasses import dataclass
+from typing import TypeAlias
 
 from orchestrator.links.draft import DraftLink
 from orchestrator.metrics import Metrics
@@ -23,7 +24,7 @@ from outrider.v1 import orchestrator_pb2, types_pb2
 from outrider.v1.draft_pb2 import Block, DraftCommand, DraftEvent
 from outrider.v1.orchestrator_pb2 import PlainReason
 
-Reason = PlainReason.ValueType
+Reason: TypeAlias = PlainReason.ValueType
 
 _NO_TOKENS = int32s(b"", "tokens")
 _NO_LAW = SparseLaw.concatenate([])
@@ -205,5 +206,3 @@ class Drafting:
         self._metrics.speculation_disabled(PlainReason.Name(reason))
         self.close()
         return reason
-
-

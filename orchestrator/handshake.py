@@ -18,7 +18,8 @@ def check_pair(worker: str, info: types_pb2.ModelInfo, vocabulary: Vocabulary) -
         raise PairRefused(f"{worker} ({info.model_id}) has law version {info.law_version}, ours is {LAW_VERSION}")
     if info.vocab_size != vocabulary.size:
         raise PairRefused(
-            f"{worker} ({info.model_id}) has a vocabulary of {info.vocab_size} tokens, the tokenizer has {vocabulary.size}"
+            f"{worker} ({info.model_id}) has a vocabulary of {info.vocab_size} tokens, the tokenizer one of "
+            f"{vocabulary.size}"
         )
     if info.vocab_fingerprint != vocabulary.fingerprint:
         differing = first_difference(vocabulary.token_hashes, info.token_hashes)

@@ -28,21 +28,21 @@ class TargetPool:
         """Links that take work."""
         return [link for link in self.links if link.usable]
 
-    async def wait_changed(self, timeout: float) -> None:
-        """Returns at the next change, or after `timeout` seconds."""
+    async def wait_changed(self, seconds: float) -> None:
+        """Returns at the next change, or after `seconds`."""
         try:
-            async with asyncio.timeout(timeout):
+            async with asyncio.timeout(seconds):
                 await self._changed.wait()
         except TimeoutError:
             return
 
-    async def acquire(self, timeout: float, avoid: TargetLink | None = None) -> TargetLink:
+    async def acquire(self, seconds: float, avoid: TargetLink | None = None) -> TargetLink:
         """The usable worker with the fewest sessions, another than `avoid` where there is one; waits for one.
 
-        Raises OutriderError(NO_WORKER) after `timeout` seconds.
+        Raises OutriderError(NO_WORKER) after `seconds`.
         """
         loop = asyncio.get_running_loop()
-        deadline = loop.time() + timeout
+        deadline = loop.time() + seconds
         while not self.usable:
             left = deadline - loop.time()
             if left <= 0:

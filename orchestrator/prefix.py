@@ -34,8 +34,8 @@ class TokenBuffer:
 class PeerPrefix:
     """How many of a session's committed tokens one worker is believed to hold.
 
-    A belief, not a truth: the worker checks length and hash, answers SESSION_NOT_FOUND or PREFIX_MISMATCH when the belief
-    is wrong, and `lost` makes the next message carry everything.
+    A belief, not a truth: the worker checks length and hash, answers SESSION_NOT_FOUND or PREFIX_MISMATCH when the
+    belief is wrong, and `lost` makes the next message carry everything.
     """
 
     def __init__(self) -> None:

@@ -85,7 +85,7 @@ class OrchestratorServicer(orchestrator_pb2_grpc.OrchestratorServiceServicer):
             expire_time=expire_time,
         )
 
-    async def CancelSession(  # type: ignore[override]
+    async def CancelSession(
         self, request: CancelSessionRequest, context: "grpc.aio.ServicerContext[object, object]"
     ) -> CancelSessionResponse:
         """Ends a session, whichever replica runs it: its next commit is refused."""
@@ -100,7 +100,7 @@ class OrchestratorServicer(orchestrator_pb2_grpc.OrchestratorServiceServicer):
             task.cancel()
         return CancelSessionResponse()
 
-    async def GetInfo(  # type: ignore[override]
+    async def GetInfo(
         self, request: OrchestratorServiceGetInfoRequest, context: "grpc.aio.ServicerContext[object, object]"
     ) -> OrchestratorServiceGetInfoResponse:
         """What is served, by whom."""

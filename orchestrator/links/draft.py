@@ -34,9 +34,7 @@ class DraftLink(Link):
 
     kind = "draft"
 
-    def __init__(
-        self, address: str, vocabulary: Vocabulary, changed: Callable[[], None], discarded: Discarded
-    ) -> None:
+    def __init__(self, address: str, vocabulary: Vocabulary, changed: Callable[[], None], discarded: Discarded) -> None:
         super().__init__(address, changed)
         self._vocabulary = vocabulary
         self._stub = draft_pb2_grpc.DraftServiceStub(self.channel)

@@ -1,0 +1,175 @@
+import asyncio
+from collections.abc import Sequence
+
+import pytest
+
+from orchestrator.batcher import SHORT_ITEM_TOKENS, Batcher
+from outrider.net.errors import OutriderError
+from outrider.v1 import types_pb2
+from outrider.v1.target_pb2 import VerifyItem, VerifyResponse, VerifyResult
+
+DEADLINE = 5.0
+
+
+def item(name: str, tokens: int = 1) -> VerifyItem:
+    return VerifyItem(session_id=name, base_length=tokens, prefix_tokens=b"\0" * 4 * tokens)
+
+
+def answer(items: Sequence[VerifyItem]) -> VerifyResponse:
+    return VerifyResponse(
+        results=[VerifyResult(session_id=one.session_id, base_length=one.base_length) for one in items]
+    )
+
+
+class Worker:
+    """Holds every call until released, as a busy worker does."""
+
+    def __init__(self) -> None:
+        self.calls: list[list[str]] = []
+        self.gates: list[asyncio.Event] = []
+        self.cancelled = 0
+        self.arrived = asyncio.Condition()
+
+    async def send(self, items: Sequence[VerifyItem]) -> VerifyResponse:
+        gate = asyncio.Event()
+        async with self.arrived:
+            self.calls.append([one.session_id for one in items])
+            self.gates.append(gate)
+            self.arrived.notify_all()
+        try:
+            async with asyncio.timeout(DEADLINE):
+                await gate.wait()
+        except asyncio.CancelledError:
+            self.cancelled += 1
+            raise
+        return answer(items)
+
+    async def wait_for_calls(self, count: int) -> None:
+        async with asyncio.timeout(DEADLINE), self.arrived:
+            await self.arrived.wait_for(lambda: len(self.calls) >= count)
+
+
+async def settle() -> None:
+    for _ in range(20):
+        await asyncio.sleep(0)
+
+
+async def test_what_waits_while_the_worker_is_full_leaves_in_one_call() -> None:
+    worker = Worker()
+    batcher = Batcher(worker.send, calls_in_flight=1)
+    first = asyncio.create_task(batcher.verify(item("a")))
+    await worker.wait_for_calls(1)
+    rest = [asyncio.create_task(batcher.verify(item(name))) for name in "bcd"]
+    await settle()
+    assert worker.calls == [["a"]]
+    worker.gates[0].set()
+    await worker.wait_for_calls(2)
+    assert worker.calls[1] == ["b", "c", "d"]
+    worker.gates[1].set()
+    results = await asyncio.gather(first, *rest)
+    assert [result.session_id for result in results] == list("abcd")
+    await batcher.close()
+
+
+async def test_a_long_prefix_travels_alone_and_does_not_hold_up_short_items() -> None:
+    worker = Worker()
+    batcher = Batcher(worker.send, calls_in_flight=1)
+    long = asyncio.create_task(batcher.verify(item("long", SHORT_ITEM_TOKENS + 1)))
+    await worker.wait_for_calls(1)
+    short = asyncio.create_task(batcher.verify(item("short")))
+    await worker.wait_for_calls(2)
+    worker.gates[1].set()
+    assert (await short).session_id == "short"
+    assert not long.done()
+    worker.gates[0].set()
+    await long
+    await batcher.close()
+
+
+async def test_calls_hold_at_most_max_items() -> None:
+    worker = Worker()
+    batcher = Batcher(worker.send, max_items=2, calls_in_flight=1)
+    tasks = [asyncio.create_task(batcher.verify(item(str(index)))) for index in range(5)]
+    for number in range(3):
+        await worker.wait_for_calls(number + 1)
+        worker.gates[number].set()
+    await asyncio.gather(*tasks)
+    assert [len(call) for call in worker.calls] == [2, 2, 1]
+    await batcher.close()
+
+
+async def test_h1_a_cancelled_item_is_not_sent_and_an_abandoned_call_is_cancelled() -> None:
+    worker = Worker()
+    batcher = Batcher(worker.send, calls_in_flight=1)
+    first = asyncio.create_task(batcher.verify(item("a")))
+    await worker.wait_for_calls(1)
+    second = asyncio.create_task(batcher.verify(item("b")))
+    await settle()
+    second.cancel()
+    first.cancel()
+    await settle()
+    assert worker.cancelled == 1
+    third = asyncio.create_task(batcher.verify(item("c")))
+    await worker.wait_for_calls(2)
+    assert worker.calls[1] == ["c"]
+    worker.gates[1].set()
+    await third
+    await batcher.close()
+
+
+async def test_one_cancelled_item_does_not_cancel_its_neighbours() -> None:
+    worker = Worker()
+    batcher = Batcher(worker.send, calls_in_flight=1)
+    blocker = asyncio.create_task(batcher.verify(item("x")))
+    await worker.wait_for_calls(1)
+    pair = [asyncio.create_task(batcher.verify(item(name))) for name in "ab"]
+    await settle()
+    worker.gates[0].set()
+    await worker.wait_for_calls(2)
+    pair[0].cancel()
+    worker.gates[1].set()
+    assert (await pair[1]).session_id == "b"
+    await blocker
+    await batcher.close()
+
+
+async def test_a_failed_call_fails_every_item_with_its_reason() -> None:
+    async def send(items: Sequence[VerifyItem]) -> VerifyResponse:
+        raise OutriderError(types_pb2.ERROR_REASON_QUEUE_FULL, "full", retry_after=0.5)
+
+    batcher = Batcher(send)
+    outcomes = await asyncio.gather(*(batcher.verify(item(name)) for name in "ab"), return_exceptions=True)
+    assert [getattr(outcome, "retry_after", None) for outcome in outcomes] == [0.5, 0.5]
+    await batcher.close()
+
+
+@pytest.mark.parametrize("results", [[], [VerifyResult(session_id="other", base_length=1)]])
+async def test_f1_an_answer_for_another_session_or_none_is_an_error(results: list[VerifyResult]) -> None:
+    async def send(items: Sequence[VerifyItem]) -> VerifyResponse:
+        return VerifyResponse(results=results)
+
+    batcher = Batcher(send)
+    with pytest.raises(OutriderError, match="another session"):
+        await batcher.verify(item("a"))
+    await batcher.close()
+
+
+async def test_a_bug_in_the_call_never_leaves_an_item_waiting() -> None:
+    async def send(items: Sequence[VerifyItem]) -> VerifyResponse:
+        raise ZeroDivisionError
+
+    batcher = Batcher(send)
+    async with asyncio.timeout(DEADLINE):
+        with pytest.raises(OutriderError, match="abandoned"):
+            await batcher.verify(item("a"))
+    await batcher.close()
+
+
+async def test_close_ends_waiting_items() -> None:
+    worker = Worker()
+    batcher = Batcher(worker.send, calls_in_flight=1)
+    tasks = [asyncio.create_task(batcher.verify(item(name))) for name in "ab"]
+    await worker.wait_for_calls(1)
+    await batcher.close()
+    outcomes = await asyncio.gather(*tasks, return_exceptions=True)
+    assert all(isinstance(outcome, OutriderError) for outcome in outcomes)
