@@ -3,6 +3,7 @@
 import re
 import secrets
 import uuid
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from transformers import PreTrainedTokenizerBase
@@ -136,7 +137,16 @@ def _stop_token_ids(
         if not 0 <= token < limits.vocab_size:
             raise invalid_field(f"stop.token_ids[{index}] is {token}, must be in [0, {limits.vocab_size})")
     end_of_sequence = () if stop.ignore_eos else limits.eos_token_ids
-    return tuple(sorted({*end_of_sequence, *stop.token_ids}))
+    named = _special_tokens_named(stop.strings, tokenizer) if stop.strings else []
+    return tuple(sorted({*end_of_sequence, *stop.token_ids, *named}))
+
+
+def _special_tokens_named(strings: Iterable[str], tokenizer: PreTrainedTokenizerBase) -> list[int]:
+    """Special tokens whose spelling is a stop string: they have no text in which the string could be found."""
+    wanted = set(strings)
+    return [
+        index for index, token in tokenizer.added_tokens_decoder.items() if token.special and token.content in wanted
+    ]
 
 
 def _check_stop_strings(stop: orchestrator_pb2.StopConditions) -> None:

@@ -16,7 +16,7 @@ from orchestrator.text.pieces import PieceTable, piece_table
 from outrider.law.sparse import Int32Array
 
 _REPLACEMENT = "\ufffd"
-# A UTF-8 character has at most 4 bytes: tokens that are no character after so many never become one.
+# A UTF-8 character has at most so many.
 _CHARACTER_BYTES = 4
 # Context in which a decoder that looks at its neighbours sees a token.
 _WINDOW = 8
@@ -46,7 +46,7 @@ class Spelling:
     def detokenizer(self, prompt: Int32Array) -> Detokenizer:
         """A detokenizer for what follows the prompt. A character that the prompt leaves open is completed."""
         if self._table is None:
-            return WindowDetokenizer(self._tokenizer, tuple(prompt[-_WINDOW:].tolist()))
+            return WindowDetokenizer.after(self._tokenizer, prompt[-_WINDOW:])
         return PieceDetokenizer.after(self._table, prompt)
 
     def name(self, token: int) -> str:
@@ -103,43 +103,56 @@ class PieceDetokenizer:
 
 
 class WindowDetokenizer:
-    """For every other decoder: decodes the last tokens with and without the new ones and takes the difference.
+    """For every other decoder: decodes the last tokens anew and takes what is not out yet.
 
     Exact for decoders whose text of a token depends on the few tokens before it only.
     """
 
-    def __init__(
-        self, tokenizer: PreTrainedTokenizerBase, context: tuple[int, ...], pending: tuple[int, ...] = ()
-    ) -> None:
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, tokens: tuple[int, ...], shown: int) -> None:
         self._tokenizer = tokenizer
-        self._context = context
-        self._pending = pending
+        self._tokens = tokens
+        self._shown = shown  # characters of the decoded tokens that are out
+
+    @classmethod
+    def after(cls, tokenizer: PreTrainedTokenizerBase, prompt: Int32Array) -> Self:
+        """The state behind a prompt."""
+        detokenizer = cls(tokenizer, tuple(prompt.tolist()), 0)
+        detokenizer._slide()
+        return detokenizer
 
     def push(self, token: int) -> str:
         """The text that the token adds."""
-        self._pending += (token,)
-        added = self._added()
-        if added.endswith(_REPLACEMENT) and len(self._pending) < _CHARACTER_BYTES:
-            return ""
-        return self._settle(added)
+        self._tokens += (token,)
+        added = self._show(final=False)
+        if len(self._tokens) > 2 * _WINDOW:
+            self._slide()
+        return added
 
     def flush(self) -> str:
         """The text of an unfinished character."""
-        return self._settle(self._added())
+        return self._show(final=True)
 
     def fork(self) -> Self:
         """An independent copy."""
-        return type(self)(self._tokenizer, self._context, self._pending)
+        return type(self)(self._tokenizer, self._tokens, self._shown)
 
-    def _added(self) -> str:
-        before = self._decode(self._context)
-        return self._decode(self._context + self._pending)[len(before) :]
-
-    def _settle(self, added: str) -> str:
-        self._context = (self._context + self._pending)[-_WINDOW:]
-        self._pending = ()
+    def _show(self, *, final: bool) -> str:
+        text = self._decode()
+        end = len(text) if final else _settled(text)
+        added = text[self._shown : end]
+        self._shown = max(self._shown, end)
         return added
 
-    def _decode(self, tokens: tuple[int, ...]) -> str:
-        text = self._tokenizer.decode(list(tokens), skip_special_tokens=True, clean_up_tokenization_spaces=False)
-        return str(text)
+    def _slide(self) -> None:
+        self._tokens = self._tokens[-_WINDOW:]
+        self._shown = _settled(self._decode())
+
+    def _decode(self) -> str:
+        tokens = list(self._tokens)
+        return str(self._tokenizer.decode(tokens, skip_special_tokens=True, clean_up_tokenization_spaces=False))
+
+
+def _settled(text: str) -> int:
+    """The length of the text without what may still become a character: at most three bytes, each spelled U+FFFD."""
+    open_bytes = len(text) - len(text.rstrip(_REPLACEMENT))
+    return len(text) - min(open_bytes, _CHARACTER_BYTES - 1)

@@ -37,8 +37,9 @@ def check_text(field: str, text: str) -> str:
     """The text, when it is not empty, at most 4 MiB of UTF-8 and free of lone surrogates. Raises OutriderError."""
     if not text:
         raise invalid_field(f"{field} is empty")
-    if len(text) > MAX_PROMPT_BYTES or (size := len(encode_utf8(field, text))) > MAX_PROMPT_BYTES:
-        raise invalid_field(f"{field} has {max(len(text), size)} bytes of UTF-8, limit {MAX_PROMPT_BYTES}")
+    size = len(encode_utf8(field, text))
+    if size > MAX_PROMPT_BYTES:
+        raise invalid_field(f"{field} has {size} bytes of UTF-8, limit {MAX_PROMPT_BYTES}")
     return text
 
 

