@@ -143,6 +143,18 @@ def test_batched_rows_equal_single_rows_bit_for_bit():
     assert torch.equal(together, torch.cat(alone))
 
 
+def test_a_large_row_does_not_depend_on_its_company_nor_on_the_number_of_threads():
+    """A reduction split over threads would round otherwise for one row than for many."""
+    logits, contexts = random_rows(9, 50_000, 6)
+    together = law_probs(logits, contexts, 50_000)
+    try:
+        torch.set_num_threads(2)
+        alone = [law_probs(logits[row : row + 1], [context], 50_000) for row, context in enumerate(contexts)]
+    finally:
+        torch.set_num_threads(1)
+    assert torch.equal(together, torch.cat(alone))
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_low_precision_logits_are_transformed_in_float32(dtype):
     logits, contexts = random_rows(4, 50, 50)
