@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 import numpy.typing as npt
@@ -52,7 +53,7 @@ def adjust(scores: torch.Tensor, contexts: Sequence[RowContext]) -> torch.Tensor
     """
     scores = _penalise_repetition(scores, contexts)
     scores = _penalise_output(scores, contexts)
-    biases = _gather(scores, [_bias_entries(context.params) for context in contexts])
+    biases = _gather(scores, [_bias_entries(context.params.logit_bias) for context in contexts])
     if biases is not None:
         values = torch.where(biases.values <= _BAN, -torch.inf, biases.values)
         scores = scores.index_put(biases.index, scores[biases.index] + values)
@@ -104,10 +105,12 @@ def _count_entries(context: RowContext) -> _Row:
     return ids, counts.astype(np.float64)
 
 
-def _bias_entries(params: LawParams) -> _Row:
-    if not params.logit_bias:
+@lru_cache(maxsize=64)
+def _bias_entries(logit_bias: tuple[tuple[int, float], ...]) -> _Row:
+    # Cached: a session has the same thousand pairs at every row, and to unpack them costs more than the row's softmax.
+    if not logit_bias:
         return None
-    ids, values = zip(*params.logit_bias, strict=True)
+    ids, values = zip(*logit_bias, strict=True)
     return np.array(ids, dtype=np.int64), np.array(values, dtype=np.float64)
 
 

@@ -20,7 +20,7 @@ def truncate(probs: torch.Tensor, top: int) -> list[tuple[Int32Array, Float32Arr
     vocab_size = probs.shape[1]
     # One key orders by probability, then by lower id: the bits of non-negative floats order as the floats do.
     reversed_ids = torch.arange(vocab_size - 1, -1, -1, device=probs.device)
-    keys = (probs.contiguous().view(torch.int32).long() << 32) | reversed_ids
+    keys = probs.contiguous().view(torch.int32).long().bitwise_left_shift_(32).bitwise_or_(reversed_ids)
     best = keys.topk(min(top, vocab_size), dim=1).values
     ids = (vocab_size - 1 - (best & 0xFFFFFFFF)).to(torch.int32)
     kept = probs.gather(1, ids.long()).cpu().numpy()

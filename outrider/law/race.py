@@ -19,8 +19,6 @@ def race(probs: npt.NDArray[np.floating], exponentials: Float64Array) -> int:
     With independent exponentials of rate 1, index i wins with probability probs[i] / sum(probs).
     Raises ValueError when no probability is positive, or one is not finite.
     """
-    result = scores(probs, exponentials)
-    winner = int(np.argmin(result))
-    if not np.isfinite(probs).all() or not np.isfinite(result[winner]):
+    if not (np.isfinite(probs).all() and (probs > 0).any()):
         raise ValueError("a race needs finite probabilities and one above zero")
-    return winner
+    return int(np.argmin(scores(probs, exponentials)))

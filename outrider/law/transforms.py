@@ -1,9 +1,9 @@
 """From logits to a law, in the order of types.proto's SamplingParams and with the arithmetic of transformers' logits
 processors. float32 inside, on whatever device the logits are.
 
-Two rules decide what those leave open. Among equals at the border of top-k all are kept, as there; at the border of
-top-p the set stays the smallest whose mass reaches top_p, and lower ids come first. And the argmax of a greedy law is
-the lowest id among equals.
+What those leave open is decided here: at the border of top-p the lowest ids among equals are kept (at that of top-k all
+are, as there), and the argmax of a greedy law is the lowest id among equals. A row's law does not depend on the other
+rows of the call, to the last bit: every reduction runs along a row, whole, so that a retry in other company repeats it.
 """
 
 from collections.abc import Callable, Sequence
@@ -81,8 +81,8 @@ def _sampled(scores: torch.Tensor, params: Sequence[LawParams]) -> torch.Tensor:
     vocab_size = scores.shape[1]
     scores = _on_rows(scores, [0 < one.top_k < vocab_size for one in params], params, _top_k)
     scores = _on_rows(scores, [one.top_p < 1.0 for one in params], params, _top_p)
-    probs = scores.softmax(dim=1)
-    return _on_rows(probs, [one.min_p > 0.0 for one in params], params, _min_p)
+    scores = _on_rows(scores, [one.min_p > 0.0 for one in params], params, _min_p)
+    return scores.softmax(dim=1)
 
 
 def _on_rows(
@@ -129,10 +129,10 @@ def _first_at_border(
     return kept & ~(equal & (rank > rank[:, -1:] - surplus))
 
 
-def _min_p(probs: torch.Tensor, params: Sequence[LawParams]) -> torch.Tensor:
+def _min_p(scores: torch.Tensor, params: Sequence[LawParams]) -> torch.Tensor:
+    probs = scores.softmax(dim=1)
     least = _column(probs, [one.min_p for one in params]) * probs.amax(dim=1, keepdim=True)
-    kept = torch.where(probs >= least, probs, 0.0)
-    return kept / kept.sum(dim=1, keepdim=True)
+    return _keep(scores, probs >= least)
 
 
 def _keep(scores: torch.Tensor, kept: torch.Tensor) -> torch.Tensor:
