@@ -21,8 +21,17 @@ _IGNORED = {"position_ids", "cache_position", "use_cache", "output_attentions", 
 
 
 class LayerCall:
-    """One layer's query [1, heads, n, key_dim], key [1, kv_heads, n, key_dim], value [1, kv_heads, n, value_dim] and its
-    settings: scaling (None: 1 / sqrt(key_dim)), window (None: all), softcap of the scores, sink logits [heads]."""
+    """What one layer asks for.
+
+    Attributes:
+        query: [1, heads, n, key_dim].
+        key: [1, kv_heads, n, key_dim].
+        value: [1, kv_heads, n, value_dim].
+        scaling: factor of the scores; None means 1 / sqrt(key_dim).
+        window: how many positions a row looks back, its own included; None means all.
+        softcap: scores become softcap * tanh(scores / softcap).
+        sinks: [heads] logits of a key without a value.
+    """
 
     __slots__ = ("key", "query", "scaling", "sinks", "softcap", "value", "window")
 
@@ -102,10 +111,13 @@ class PagedPass:
         shape = (kv_heads, heads // kv_heads, view.sequences, each, key_dim)
         folded = query.reshape(shape).permute(2, 0, 1, 3, 4).reshape(view.sequences, kv_heads, -1, key_dim)
         if call.softcap is None and call.sinks is None:
-            output = scaled_dot_product_attention(folded, keys, values, attn_mask=view.mask, scale=call.scaling)
+            output: torch.Tensor = scaled_dot_product_attention(
+                folded, keys, values, attn_mask=view.mask, scale=call.scaling
+            )
         else:
             output = _attend_by_hand(folded, keys, values, view.mask, call)
-        return output.unflatten(2, (-1, each)).permute(0, 3, 1, 2, 4).reshape(rows, heads, -1)
+        unfolded = output.reshape(view.sequences, heads, each, -1).transpose(1, 2)
+        return unfolded.reshape(rows, heads, -1)
 
 
 def _attend_by_hand(
@@ -154,7 +166,7 @@ def _attention(
         raise ModelRefused(f"its attention depends on {', '.join(unknown)}, which is not supported")
     if query.shape[0] != 1:
         raise ModelRefused("its attention adds sequences to the batch")
-    call = LayerCall(query, key, value, scaling=scaling, window=sliding_window, softcap=softcap, sinks=s_aux)
+    call = LayerCall(query, key, value, scaling=scaling, window=sliding_window or None, softcap=softcap, sinks=s_aux)
     return paged.attend(call), None
 
 

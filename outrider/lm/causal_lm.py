@@ -37,7 +37,7 @@ class CausalLm:
         return self._info
 
     def open(self, tokens: Int32Array) -> PagedSequence:
-        """A new sequence that already holds the longest cached prefix of `tokens`, in whole pages, never all of them."""
+        """A new sequence that holds the longest cached prefix of `tokens`: whole pages, never all of the tokens."""
         return PagedSequence.with_prefix(self._pool, tokens)
 
     def pages(self) -> tuple[int, int]:
@@ -65,7 +65,7 @@ class CausalLm:
             raise
         for it in work:
             it.sequence.append(it.tokens)
-        rows = list(logits.split([it.rows for it in work]))
+        rows = list(torch.split(logits, [it.rows for it in work]))
         self._withdraw_broken(work, rows)
         return rows
 

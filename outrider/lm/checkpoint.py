@@ -8,7 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, GgufConfig, PreTrainedConfig, PreTrainedModel
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    GgufConfig,
+    PreTrainedConfig,
+    PreTrainedModel,
+    modeling_gguf_pytorch_utils,
+)
 from transformers.utils import logging as transformers_logging
 
 from outrider.lm.engine import ModelRefused
@@ -19,7 +26,6 @@ Progress = Callable[[float, str], None]
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 _LOAD_ERRORS = (OSError, ValueError, KeyError, TypeError, RuntimeError, ImportError, NotImplementedError)
-_log = logging.getLogger(__name__)
 
 
 def load_config(source: ModelSource, layers: int = 0) -> PreTrainedConfig:
@@ -28,7 +34,7 @@ def load_config(source: ModelSource, layers: int = 0) -> PreTrainedConfig:
     Raises ModelRefused when it cannot be read, names no servable architecture, or has fewer layers.
     """
     with _refusing(f"cannot read the configuration of {source.name}"):
-        config = AutoConfig.from_pretrained(**_location(source))
+        config: PreTrainedConfig = AutoConfig.from_pretrained(**_location(source))
     refuse_config(config)
     if layers:
         _cut_layers(config.get_text_config(decoder=True), layers)
@@ -50,7 +56,7 @@ def load_weights(
         options["quantization_config"] = GgufConfig(dequantize=True)
         dtype = "bfloat16" if dtype == "auto" else dtype
     with _refusing(f"cannot load {source.name}"), _quiet(progress):
-        model, report = AutoModelForCausalLM.from_pretrained(
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
             **_location(source),
             config=config,
             dtype=_DTYPES.get(dtype, "auto"),
@@ -58,11 +64,14 @@ def load_weights(
             output_loading_info=True,
             **options,
         )
+    model: PreTrainedModel = loaded[0]
+    report: dict[str, Any] = loaded[1]
     unfit = sorted(report["missing_keys"]) + sorted(key for key, *_ in report["mismatched_keys"])
     if unfit:
         raise ModelRefused(f"{source.name} lacks {len(unfit)} weights of its architecture, the first is {unfit[0]}")
-    loaded: PreTrainedModel = model.eval().requires_grad_(False)
-    return loaded
+    model.eval()  # type: ignore[no-untyped-call]
+    model.requires_grad_(False)
+    return model
 
 
 def _location(source: ModelSource) -> dict[str, str]:
@@ -102,13 +111,18 @@ def _quiet(progress: Progress) -> Iterator[None]:
         return _Tracked(args[0] if args else options.get("iterable", ()), progress)
 
     verbosity = transformers_logging.get_verbosity()
-    transformers_logging.set_verbosity_error()
+    transformers_logging.set_verbosity(logging.ERROR)
     previous = transformers_logging.set_tqdm_hook(track)
+    # The GGUF reader makes its bar without asking the hook.
+    gguf_reader: Any = modeling_gguf_pytorch_utils
+    gguf_bar = gguf_reader.tqdm
+    gguf_reader.tqdm = lambda items, **_: _Tracked(items, progress)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             yield
     finally:
+        gguf_reader.tqdm = gguf_bar
         transformers_logging.set_tqdm_hook(previous)
         transformers_logging.set_verbosity(verbosity)
 

@@ -60,8 +60,8 @@ class KvStorage:
         keys = self.keys[layer].index_select(0, slots)
         values = self.values[layer].index_select(0, slots)
         return (
-            keys.unflatten(0, (sequences, -1)).transpose(1, 2),
-            values.unflatten(0, (sequences, -1)).transpose(1, 2),
+            keys.view(sequences, -1, *keys.shape[1:]).transpose(1, 2),
+            values.view(sequences, -1, *values.shape[1:]).transpose(1, 2),
         )
 
     def copy_page(self, source: int, target: int) -> None:

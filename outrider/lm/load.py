@@ -2,7 +2,6 @@
 
 import hashlib
 import logging
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +15,7 @@ from outrider.lm.checkpoint import Progress, load_config, load_weights
 from outrider.lm.engine import Engine, EngineInfo, ModelRefused
 from outrider.lm.kv import PagePool
 from outrider.lm.kv_storage import KvStorage, LayerShape
+from outrider.lm.memory import available_memory
 from outrider.lm.packed import pack_linears
 from outrider.lm.probe import probe, probe_tokens, reference_logits
 from outrider.lm.refuse import refuse_layers, stable_context
@@ -77,7 +77,7 @@ def load_engine(model: str, options: EngineOptions = EngineOptions(), progress: 
 
     Raises ModelRefused with one sentence for the operator.
     """
-    report = progress or (lambda _fraction, _what: None)
+    report = _never_decreasing(progress or (lambda _fraction, _what: None))
     source = parse_source(model)
     if source.kind is SourceKind.SYNTHETIC:
         from outrider.lm.synthetic import SyntheticEngine
@@ -99,14 +99,14 @@ def load_engine(model: str, options: EngineOptions = EngineOptions(), progress: 
 def build_engine(
     name: str, model: PreTrainedModel, vocabulary: Vocabulary, options: EngineOptions, report: Progress
 ) -> CausalLm:
-    """Wraps a loaded model: own logits first, then the paged attention, packed weights, and the self-check between them.
+    """Wraps a loaded model: its own logits first, then paged attention and packed weights, then the self-check.
 
     Raises ModelRefused when the model does not go through the attention interface or fails the self-check.
     """
     report(0.8, "checking the model")
     try:
         context = _context_length(model.config, options.context_length)
-        tokens = probe_tokens(min(vocabulary.size, model.get_input_embeddings().weight.shape[0]), context)
+        tokens = probe_tokens(min(vocabulary.size, _embedding_rows(model)), context)
         reference = reference_logits(model, tokens)
         model.set_attn_implementation(ATTENTION)
         layers = _record(model)
@@ -149,6 +149,12 @@ def _assemble(
     return CausalLm(model, info, PagePool(pages, options.page_size), storage)
 
 
+def _embedding_rows(model: PreTrainedModel) -> int:
+    weight = model.get_input_embeddings().weight
+    assert isinstance(weight, torch.Tensor)
+    return weight.shape[0]
+
+
 @torch.inference_mode()
 def _record(model: PreTrainedModel) -> list[LayerShape]:
     """What the layers keep, seen in a pass over one token."""
@@ -170,6 +176,19 @@ def _vocabulary(source: ModelSource, tokenizer: str, config: PreTrainedConfig) -
 
 def _has_tokenizer(directory: Path) -> bool:
     return any((directory / name).exists() for name in _TOKENIZER_FILES)
+
+
+def _never_decreasing(progress: Progress) -> Progress:
+    last = (-1.0, "")
+
+    def report(fraction: float, what: str) -> None:
+        nonlocal last
+        now = (max(last[0], fraction), what)
+        if now != last:
+            last = now
+            progress(*now)
+
+    return report
 
 
 def _device(name: str) -> torch.device:
@@ -202,7 +221,7 @@ def _choose_pages(layers: Sequence[LayerShape], context: int, page_size: int, de
     if device.type == "cuda":
         budget = _CUDA_SHARE * torch.cuda.mem_get_info(device)[0]
     else:
-        budget = _CPU_SHARE * os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        budget = _CPU_SHARE * available_memory()
     wanted = _MOST_SEQUENCES * -(-context // page_size)
     return max(1, min(wanted, int(budget / page_bytes)))
 

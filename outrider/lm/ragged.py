@@ -47,7 +47,7 @@ class View:
     """What a group of pieces reads in one kind of layer.
 
     Attributes:
-        rows: [sequences * n] rows of the pass, padded by repeating a piece's last; None when they are all rows in order.
+        rows: [sequences * n] rows of the pass, a piece's last repeated as padding; None for all rows in order.
         sequences: how many pieces.
         keys: [sequences * keys] slots, padded with the null slot.
         mask: [sequences, 1, group * n, keys] added to the scores; None when every row sees every key.
