@@ -1,9 +1,12 @@
 """The attention function that transformers calls in every layer: it reads and writes paged KV.
 
-Registered under the name ATTENTION; model code is not touched. What a pass needs to know travels as the keyword
-argument `paged` of the model's forward, down to every layer.
+Registered under the name ATTENTION; model code is not touched. The pass that a call belongs to is found in a context
+variable: a keyword argument of the model's forward would do for most architectures, but some drop it on the way.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Protocol
 
 import torch
@@ -17,7 +20,8 @@ from outrider.lm.ragged import RaggedBatch, View
 ATTENTION = "outrider_paged"
 
 # What layers pass along and attention does not depend on.
-_IGNORED = {"position_ids", "cache_position", "use_cache", "output_attentions", "output_hidden_states", "return_dict"}
+_IGNORED = {"position_ids", "cache_position", "use_cache", "return_dict", "output_attentions", "output_hidden_states"}
+_IGNORED |= {"output_router_logits"}
 
 
 class LayerCall:
@@ -55,6 +59,19 @@ class Paged(Protocol):
 
     def attend(self, call: LayerCall) -> torch.Tensor:
         """The next layer's output, [1, n, heads, value_dim]."""
+
+
+_current: ContextVar[Paged] = ContextVar("outrider_paged_pass")
+
+
+@contextmanager
+def serving(paged: Paged) -> Iterator[None]:
+    """Answers the attention calls made inside with `paged`."""
+    token = _current.set(paged)
+    try:
+        yield
+    finally:
+        _current.reset(token)
 
 
 class Recording:
@@ -145,7 +162,6 @@ def _attention(
     value: torch.Tensor,
     attention_mask: torch.Tensor | None,
     *,
-    paged: Paged | None = None,
     dropout: float = 0.0,
     scaling: float | None = None,
     sliding_window: int | None = None,
@@ -155,8 +171,6 @@ def _attention(
     **others: object,
 ) -> tuple[torch.Tensor, None]:
     """transformers' attention interface. Anything that it does not know is refused, never ignored."""
-    if paged is None:
-        raise ModelRefused("it does not pass keyword arguments down to its attention layers")
     if attention_mask is not None:
         raise ModelRefused("it makes an attention mask of its own")
     if is_causal is False or not getattr(module, "is_causal", True):
@@ -167,7 +181,7 @@ def _attention(
     if query.shape[0] != 1:
         raise ModelRefused("its attention adds sequences to the batch")
     call = LayerCall(query, key, value, scaling=scaling, window=sliding_window or None, softcap=softcap, sinks=s_aux)
-    return paged.attend(call), None
+    return _current.get().attend(call), None
 
 
 AttentionInterface.register(ATTENTION, _attention)

@@ -8,7 +8,7 @@ import torch
 from transformers import PreTrainedModel
 
 from outrider.law.sparse import Int32Array
-from outrider.lm.attention import Paged, PagedPass
+from outrider.lm.attention import Paged, PagedPass, serving
 from outrider.lm.engine import EngineInfo, OutOfPages, Segment
 from outrider.lm.kv import PagedSequence, PagePool
 from outrider.lm.kv_storage import KvStorage
@@ -131,12 +131,7 @@ def run_model(
     model: PreTrainedModel, tokens: torch.Tensor, positions: torch.Tensor, wanted: torch.Tensor, paged: Paged
 ) -> torch.Tensor:
     """One pass over tokens [n] at positions [n], both int64: the logits [m, head rows] of the rows `wanted` [m]."""
-    output = model(
-        input_ids=tokens[None],
-        position_ids=positions[None],
-        use_cache=False,
-        logits_to_keep=wanted,
-        paged=paged,
-    )
+    with serving(paged):
+        output = model(input_ids=tokens[None], position_ids=positions[None], use_cache=False, logits_to_keep=wanted)
     logits: torch.Tensor = output.logits[0]
     return logits

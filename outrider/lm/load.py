@@ -11,25 +11,21 @@ from transformers import PreTrainedConfig, PreTrainedModel
 
 from outrider.lm.attention import ATTENTION, Recording
 from outrider.lm.causal_lm import CausalLm, run_model
-from outrider.lm.checkpoint import Progress, load_config, load_weights
+from outrider.lm.checkpoint import load_config, load_weights
 from outrider.lm.engine import Engine, EngineInfo, ModelRefused
 from outrider.lm.kv import PagePool
 from outrider.lm.kv_storage import KvStorage, LayerShape
-from outrider.lm.memory import available_memory
 from outrider.lm.packed import pack_linears
 from outrider.lm.probe import probe, probe_tokens, reference_logits
-from outrider.lm.refuse import refuse_layers, stable_context
+from outrider.lm.quiet import Progress, quiet
+from outrider.lm.refuse import refuse_layers, refusing
+from outrider.lm.sizing import LEAST_PAGES, choose_pages, context_length
 from outrider.lm.source import ModelSource, SourceKind, parse_source
 from outrider.lm.synthetic_spec import SyntheticSpec
 from outrider.lm.tokenizer import Vocabulary, load_tokenizer, vocabulary_of
 
 _log = logging.getLogger(__name__)
 
-# Parts of the free memory that KV pages may take when their number is not given.
-_CPU_SHARE, _CUDA_SHARE = 0.25, 0.8
-# Sequences of full length that the pages hold at most when their number is not given.
-_MOST_SEQUENCES = 64
-_DEFAULT_CONTEXT = 4096
 _TOKENIZER_FILES = (
     "tokenizer.json",
     "tokenizer.model",
@@ -54,6 +50,8 @@ class EngineOptions:
         layers: early exit: only the first N layers, with norm and head; 0 means all.
         pack: whether linear weights are packed for the CPU.
         tokenizer: MODEL whose tokenizer defines the vocabulary; "" means the model's own.
+
+    Raises ValueError naming a number that is out of range.
     """
 
     dtype: str = "auto"
@@ -65,6 +63,17 @@ class EngineOptions:
     layers: int = 0
     pack: bool = True
     tokenizer: str = ""
+
+    def __post_init__(self) -> None:
+        for name in ("threads", "context_length", "layers"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name} is {getattr(self, name)}, must be at least 0")
+        if self.page_size < 1:
+            raise ValueError(f"page_size is {self.page_size}, must be at least 1")
+        if self.kv_pages and self.kv_pages < LEAST_PAGES:
+            raise ValueError(f"kv_pages is {self.kv_pages}, must be 0 or at least {LEAST_PAGES}")
+        if self.context_length == 1:
+            raise ValueError("context_length is 1, must be 0 or at least 2")
 
 
 def load_engine(model: str, options: EngineOptions = EngineOptions(), progress: Progress | None = None) -> Engine:
@@ -85,13 +94,13 @@ def load_engine(model: str, options: EngineOptions = EngineOptions(), progress: 
         return SyntheticEngine(SyntheticSpec.parse(source.location))
     if options.threads:
         torch.set_num_threads(options.threads)
+    device = _device(options.device)
     report(0.0, "reading the configuration")
-    config = load_config(source, options.layers)
-    vocabulary = _vocabulary(source, options.tokenizer, config)
-    loaded = load_weights(
-        source, config, options.dtype, _device(options.device), lambda part, what: report(0.05 + 0.75 * part, what)
-    )
-    engine = build_engine(source.name, loaded, vocabulary, options, report)
+    with refusing(source.name), quiet(lambda part, what: report(0.05 + 0.75 * part, what)):
+        config = load_config(source, options.layers)
+        vocabulary = _vocabulary(source, options.tokenizer, config)
+        model_with_weights = load_weights(source, config, options.dtype, device)
+        engine = build_engine(source.name, model_with_weights, vocabulary, options, report)
     report(1.0, "ready")
     return engine
 
@@ -104,20 +113,17 @@ def build_engine(
     Raises ModelRefused when the model does not go through the attention interface or fails the self-check.
     """
     report(0.8, "checking the model")
-    try:
-        context = _context_length(model.config, options.context_length)
-        tokens = probe_tokens(min(vocabulary.size, _embedding_rows(model)), context)
-        reference = reference_logits(model, tokens)
-        model.set_attn_implementation(ATTENTION)
-        layers = _record(model)
-        engine = _assemble(name, model, layers, vocabulary, reference.shape[1], context, options)
-        if options.pack:
-            report(0.85, "packing weights")
-            pack_linears(model)
-        report(0.95, "checking the paged path")
-        probe(engine, tokens, reference)
-    except ModelRefused as error:
-        raise ModelRefused(f"{name} cannot be served: {error}") from error
+    context = context_length(model.config, options.context_length)
+    tokens = probe_tokens(min(vocabulary.size, *_vocabulary_rows(model)), context)
+    reference = reference_logits(model, tokens)
+    model.set_attn_implementation(ATTENTION)
+    engine = _assemble(name, model, _record(model), vocabulary, reference.shape[1], context, options)
+    if options.pack:
+        report(0.85, "packing weights")
+        pack_linears(model)
+    report(0.95, "checking the paged path")
+    # One page is for the second sequence of the check.
+    probe(engine, tokens, reference, max(2, engine.info.context_length - options.page_size))
     return engine
 
 
@@ -130,7 +136,7 @@ def _assemble(
     context: int,
     options: EngineOptions,
 ) -> CausalLm:
-    pages = options.kv_pages or _choose_pages(layers, context, options.page_size, model.device)
+    pages = options.kv_pages or choose_pages(layers, context, options.page_size, model.device)
     held = pages * options.page_size
     if held < context:
         _log.warning("%d KV pages hold %d tokens: the context length is cut from %d to that", pages, held, context)
@@ -149,10 +155,11 @@ def _assemble(
     return CausalLm(model, info, PagePool(pages, options.page_size), storage)
 
 
-def _embedding_rows(model: PreTrainedModel) -> int:
-    weight = model.get_input_embeddings().weight
-    assert isinstance(weight, torch.Tensor)
-    return weight.shape[0]
+def _vocabulary_rows(model: PreTrainedModel) -> list[int]:
+    """Rows of the embedding and of the head."""
+    head = model.get_output_embeddings()  # type: ignore[no-untyped-call]
+    modules = [it for it in (model.get_input_embeddings(), head) if it is not None]
+    return [len(weight) for weight in (it.weight for it in modules) if isinstance(weight, torch.Tensor)]
 
 
 @torch.inference_mode()
@@ -201,29 +208,6 @@ def _device(name: str) -> torch.device:
     if device.type == "cuda" and not torch.cuda.is_available():
         raise ModelRefused("device cuda was asked for, and torch sees none")
     return device
-
-
-def _context_length(config: PreTrainedConfig, wanted: int) -> int:
-    own = getattr(config.get_text_config(decoder=True), "max_position_embeddings", None) or _DEFAULT_CONTEXT
-    stable = stable_context(config)
-    if stable is not None and stable < own:
-        _log.warning(
-            "the model's position encoding depends on the length beyond %d tokens: the context ends there", stable
-        )
-        own = stable
-    if wanted > own:
-        raise ModelRefused(f"a context length of {wanted} was asked for, the model has {own}")
-    return wanted or own
-
-
-def _choose_pages(layers: Sequence[LayerShape], context: int, page_size: int, device: torch.device) -> int:
-    page_bytes = page_size * sum(layer.token_bytes for layer in layers)
-    if device.type == "cuda":
-        budget = _CUDA_SHARE * torch.cuda.mem_get_info(device)[0]
-    else:
-        budget = _CPU_SHARE * available_memory()
-    wanted = _MOST_SEQUENCES * -(-context // page_size)
-    return max(1, min(wanted, int(budget / page_bytes)))
 
 
 def _eos_token_ids(model: PreTrainedModel, vocab_size: int) -> tuple[int, ...]:

@@ -37,8 +37,12 @@ def reference_logits(model: PreTrainedModel, tokens: Int32Array) -> torch.Tensor
     return logits
 
 
-def probe(engine: Engine, tokens: Int32Array, reference: torch.Tensor) -> None:
-    """Holds the engine against `reference` [n, head rows]. Raises ModelRefused when they differ."""
+def probe(engine: Engine, tokens: Int32Array, reference: torch.Tensor, room: int) -> None:
+    """Holds the engine against `reference` [n, head rows] on its first `room` tokens, room >= 2.
+
+    Raises ModelRefused when they differ.
+    """
+    tokens, reference = tokens[:room], reference[:room]
     middle = len(tokens) // 2
     first, second = engine.open(tokens[:1]), engine.open(tokens[:1])
     try:

@@ -71,7 +71,7 @@ class RaggedBatch:
         self._null_slot, self._device = null_slot, device
         self._groups = _group([part for piece in pieces for part in _split(piece)])
         self._count = sum(piece.rows for piece in pieces)
-        self._views: dict[tuple[int | None, int], list[View]] = {}
+        self._views: dict[tuple[int | None, int, torch.dtype], list[View]] = {}
         self.slots = self._tensor(np.concatenate([piece.slots[piece.start :] for piece in pieces]))
         self.positions = self._tensor(
             np.concatenate([np.arange(piece.start, piece.start + piece.rows) for piece in pieces])
@@ -79,10 +79,10 @@ class RaggedBatch:
 
     def views(self, window: int | None, group: int, dtype: torch.dtype) -> list[View]:
         """What layers with this window read, for `group` query heads to a key head; computed once a pass."""
-        views = self._views.get((window, group))
+        views = self._views.get((window, group, dtype))
         if views is None:
             views = [self._view(pieces, window, group, dtype) for pieces in self._groups]
-            self._views[window, group] = views
+            self._views[window, group, dtype] = views
         return views
 
     def _view(self, pieces: list[Piece], window: int | None, group: int, dtype: torch.dtype) -> View:

@@ -4,7 +4,8 @@ What a worker needs is state that truncates to any length exactly. Keys and valu
 does not (FAILURES C4), nor does anything that a layer keeps elsewhere.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 from transformers import AutoModelForCausalLM, PreTrainedConfig
 
@@ -15,6 +16,18 @@ _TRUNCATABLE = {"full_attention", "sliding_attention"}
 # Their frequencies change with the longest sequence of the batch: cached keys would no longer fit, and a neighbour's
 # length would change a sequence's logits.
 _LENGTH_DEPENDENT_ROPE = {"dynamic", "longrope"}
+
+
+@contextmanager
+def refusing(name: str) -> Iterator[None]:
+    """Turns whatever the code of some architecture or loader raises into one sentence: a ModelRefused."""
+    try:
+        yield
+    except Exception as error:
+        line = (str(error).strip().splitlines() or [""])[0]
+        speaks_for_itself = isinstance(error, ModelRefused | OSError | ValueError | ImportError) and line
+        what = line if speaks_for_itself else f"{type(error).__name__} {line}".strip()
+        raise ModelRefused(f"{name} cannot be served: {what}") from error
 
 
 def refuse_config(config: PreTrainedConfig) -> None:
