@@ -6,6 +6,8 @@ import torch
 import transformers
 from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
+from outrider.lm.quiet import quiet
+
 VOCAB = 61
 CONTEXT = 256
 _SIZES = {"vocab_size": VOCAB, "hidden_size": 32, "num_hidden_layers": 3, "max_position_embeddings": CONTEXT}
@@ -94,5 +96,6 @@ def tiny_model(config: PreTrainedConfig, seed: int = 0) -> PreTrainedModel:
 
 def save_tiny(directory: Path, architecture: str, **changes: object) -> str:
     """Saves a tiny model into the directory and returns it as a MODEL."""
-    tiny_model(tiny_config(architecture, **changes)).save_pretrained(directory)
+    with quiet(lambda _fraction, _what: None):
+        tiny_model(tiny_config(architecture, **changes)).save_pretrained(directory)
     return str(directory)

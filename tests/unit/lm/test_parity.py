@@ -1,4 +1,4 @@
-"""The paged, ragged path against the model's own forward, float32, over the architectures of tests/harness/models.py."""
+"""The paged, ragged path against the model's own forward, in float32, over many architectures."""
 
 from collections.abc import Iterator
 
@@ -32,7 +32,8 @@ def test_ragged_batches_equal_the_models_own_forward(architecture: str) -> None:
     for step in ((1, 0, 3, 20, 2), (0, 1, 17, 1, 1), (0, 4, 1, 9, 5), (0, 0, 2, 10, 9)):
         active = [index for index, count in enumerate(step) if count]
         segments = [
-            Segment(sequences[index], texts[index][done[index] : done[index] + step[index]], step[index]) for index in active
+            Segment(sequences[index], texts[index][done[index] : done[index] + step[index]], step[index])
+            for index in active
         ]
         for index, logits in zip(active, engine.forward(segments), strict=True):
             rows[index].append(logits)

@@ -69,7 +69,7 @@ def _forgets_one_token_too_few(patch: pytest.MonkeyPatch) -> None:
 
 def _packs_another_weight(patch: pytest.MonkeyPatch) -> None:
     own = packed.PackedLinear.forward
-    patch.setattr(packed.PackedLinear, "forward", lambda self, inputs: own(self, inputs) * 1.01)
+    patch.setattr(packed.PackedLinear, "forward", lambda self, inputs: own(self, inputs) * 1.5)
 
 
 @pytest.mark.parametrize(
@@ -89,8 +89,6 @@ def _packs_another_weight(patch: pytest.MonkeyPatch) -> None:
 def test_a_mistake_refuses_the_model(
     mistake: Callable[[pytest.MonkeyPatch], Any], architecture: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if mistake is _packs_another_weight and dtype == torch.bfloat16:
-        pytest.skip("1 % in three layers is within bfloat16's noise")
     mistake(monkeypatch)
     with pytest.raises(ModelRefused, match="self-check failed"):
         tiny_engine(architecture, dtype=dtype)
