@@ -31,7 +31,7 @@ def pack_linears(model: nn.Module) -> int:
     linears = [
         (parent, name, child)
         for parent in model.modules()
-        for name, child in parent.named_children()
+        for name, child in parent._modules.items()  # named_children leaves out second names
         if type(child) is nn.Linear and child.weight.device.type == "cpu" and _can_pack(child.weight.dtype)
     ]
     packed: dict[int, PackedLinear] = {}
