@@ -1,0 +1,137 @@
+"""The engine: a transformers causal language model over paged KV, one ragged forward for many sequences."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from transformers import PreTrainedModel
+
+from outrider.law.sparse import Int32Array
+from outrider.lm.attention import Paged, PagedPass, serving
+from outrider.lm.engine import EngineInfo, OutOfPages, Segment
+from outrider.lm.kv import PagedSequence, PagePool
+from outrider.lm.kv_storage import KvStorage
+from outrider.lm.ragged import Piece, RaggedBatch
+
+
+@dataclass(frozen=True)
+class _Work:
+    """A checked segment."""
+
+    sequence: PagedSequence
+    tokens: Int32Array
+    rows: int
+
+
+class CausalLm:
+    """An Engine. Not thread-safe: one thread owns it."""
+
+    def __init__(self, model: PreTrainedModel, info: EngineInfo, pool: PagePool, storage: KvStorage) -> None:
+        self._model, self._info, self._pool, self._storage = model, info, pool, storage
+        self._device = model.device
+
+    @property
+    def info(self) -> EngineInfo:
+        """What is served."""
+        return self._info
+
+    def open(self, tokens: Int32Array) -> PagedSequence:
+        """A new sequence that holds the longest cached prefix of `tokens`: whole pages, never all of the tokens."""
+        return PagedSequence.with_prefix(self._pool, tokens)
+
+    def pages(self) -> tuple[int, int]:
+        """(used, total) pages; a page that is cached but held by no sequence counts as unused."""
+        return self._pool.used, self._pool.total
+
+    def forward(self, segments: Sequence[Segment]) -> list[torch.Tensor]:
+        """Appends every segment's tokens to its sequence in one pass.
+
+        Returns one [rows, vocab_size] tensor per segment, in the model's dtype, on the model's device.
+        Raises OutOfPages and ValueError (a token outside the vocabulary, a sequence twice or freed, past the context
+        length) before anything changed. A pass that fails leaves every sequence as it was.
+        """
+        work = [self._check(segment) for segment in segments]
+        if not work:
+            return []
+        if len({id(it.sequence) for it in work}) < len(work):
+            raise ValueError("a sequence is in the pass twice")
+        self._reserve(work)
+        try:
+            logits = self._pass(work)
+        except BaseException:
+            for it in work:
+                it.sequence.cancel()
+            raise
+        for it in work:
+            it.sequence.append(it.tokens)
+        rows = list(torch.split(logits, [it.rows for it in work]))
+        self._withdraw_broken(work, rows)
+        return rows
+
+    def _check(self, segment: Segment) -> _Work:
+        sequence, tokens = segment.sequence, segment.tokens
+        if not isinstance(sequence, PagedSequence) or sequence.freed:
+            raise ValueError("the sequence was freed or belongs to another engine")
+        if not 0 <= segment.rows <= len(tokens) or not len(tokens):
+            raise ValueError(f"{segment.rows} rows wanted of {len(tokens)} tokens")
+        if int(tokens.min()) < 0 or int(tokens.max()) >= self._info.vocab_size:
+            raise ValueError(f"a token is outside the vocabulary of {self._info.vocab_size}")
+        if sequence.length + len(tokens) > self._info.context_length:
+            raise ValueError(
+                f"{sequence.length + len(tokens)} tokens exceed the context of {self._info.context_length}"
+            )
+        return _Work(sequence, tokens, segment.rows)
+
+    def _reserve(self, work: list[_Work]) -> None:
+        missing = sum(it.sequence.missing(len(it.tokens)) for it in work)
+        if missing > self._pool.available:
+            raise OutOfPages(f"{missing} KV pages wanted, {self._pool.available} of {self._pool.total} available")
+        for it in work:
+            copy = it.sequence.reserve(len(it.tokens))
+            if copy is not None:
+                self._storage.copy_page(*copy)
+
+    @torch.inference_mode()
+    def _pass(self, work: list[_Work]) -> torch.Tensor:
+        """[sum of rows, vocab_size]"""
+        counts = np.array([len(it.tokens) for it in work])
+        wanted = np.concatenate(
+            [np.arange(end - it.rows, end) for it, end in zip(work, counts.cumsum().tolist(), strict=True)]
+        )
+        batch = RaggedBatch(self._pieces(work), self._storage.null_slot, self._device)
+        tokens = torch.from_numpy(np.concatenate([it.tokens for it in work]).astype(np.int64)).to(self._device)
+        logits = run_model(
+            self._model,
+            tokens,
+            batch.positions,
+            torch.from_numpy(wanted).to(self._device),
+            PagedPass(self._storage, batch),
+        )
+        return logits[:, : self._info.vocab_size]
+
+    def _pieces(self, work: list[_Work]) -> list[Piece]:
+        pieces, first_row, size = [], 0, self._pool.page_size
+        for it in work:
+            start, rows = it.sequence.length, len(it.tokens)
+            pages = np.array(it.sequence.pages, dtype=np.int64)
+            slots = (pages[:, None] * size + np.arange(size)).reshape(-1)[: start + rows]
+            pieces.append(Piece(first_row, rows, start, slots))
+            first_row += rows
+        return pieces
+
+    def _withdraw_broken(self, work: list[_Work], rows: list[torch.Tensor]) -> None:
+        """Keeps the pages behind NaN or infinite logits from being shared: a fault must not outlive its session."""
+        for it, logits in zip(work, rows, strict=True):
+            if it.rows and not bool(logits.amax(-1).isfinite().all()):
+                it.sequence.withdraw()
+
+
+def run_model(
+    model: PreTrainedModel, tokens: torch.Tensor, positions: torch.Tensor, wanted: torch.Tensor, paged: Paged
+) -> torch.Tensor:
+    """One pass over tokens [n] at positions [n], both int64: the logits [m, head rows] of the rows `wanted` [m]."""
+    with serving(paged):
+        output = model(input_ids=tokens[None], position_ids=positions[None], use_cache=False, logits_to_keep=wanted)
+    logits: torch.Tensor = output.logits[0]
+    return logits

@@ -1,0 +1,220 @@
+"""From MODEL to an engine that has proved itself."""
+
+import hashlib
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from transformers import PreTrainedConfig, PreTrainedModel
+
+from outrider.lm.attention import ATTENTION, Recording
+from outrider.lm.causal_lm import CausalLm, run_model
+from outrider.lm.checkpoint import load_config, load_weights
+from outrider.lm.engine import Engine, EngineInfo, ModelRefused
+from outrider.lm.kv import PagePool
+from outrider.lm.kv_storage import KvStorage, LayerShape
+from outrider.lm.packed import pack_linears
+from outrider.lm.probe import probe, probe_tokens, reference_logits
+from outrider.lm.quiet import Progress, quiet
+from outrider.lm.refuse import refuse_layers, refusing
+from outrider.lm.sizing import LEAST_PAGES, choose_pages, context_length
+from outrider.lm.source import ModelSource, SourceKind, parse_source
+from outrider.lm.synthetic_spec import SyntheticSpec
+from outrider.lm.tokenizer import Vocabulary, load_tokenizer, vocabulary_of
+
+_log = logging.getLogger(__name__)
+
+_TOKENIZER_FILES = (
+    "tokenizer.json",
+    "tokenizer.model",
+    "tokenizer_config.json",
+    "vocab.json",
+    "vocab.txt",
+    "tekken.json",
+)
+
+
+@dataclass(frozen=True)
+class EngineOptions:
+    """How a model is served.
+
+    Attributes:
+        dtype: "float32", "bfloat16", "float16", or "auto": the checkpoint's, bfloat16 for GGUF.
+        device: a torch device, or "auto": CUDA when there is one.
+        threads: torch's threads; 0 leaves them.
+        kv_pages: pages of the KV cache; 0 chooses from context length and free memory.
+        page_size: tokens per page.
+        context_length: longest sequence in tokens; 0 means the model's own.
+        layers: early exit: only the first N layers, with norm and head; 0 means all.
+        pack: whether linear weights are packed for the CPU.
+        tokenizer: MODEL whose tokenizer defines the vocabulary; "" means the model's own.
+
+    Raises ValueError naming a number that is out of range.
+    """
+
+    dtype: str = "auto"
+    device: str = "auto"
+    threads: int = 0
+    kv_pages: int = 0
+    page_size: int = 16
+    context_length: int = 0
+    layers: int = 0
+    pack: bool = True
+    tokenizer: str = ""
+
+    def __post_init__(self) -> None:
+        for name in ("threads", "context_length", "layers"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name} is {getattr(self, name)}, must be at least 0")
+        if self.page_size < 1:
+            raise ValueError(f"page_size is {self.page_size}, must be at least 1")
+        if self.kv_pages and self.kv_pages < LEAST_PAGES:
+            raise ValueError(f"kv_pages is {self.kv_pages}, must be 0 or at least {LEAST_PAGES}")
+        if self.context_length == 1:
+            raise ValueError("context_length is 1, must be 0 or at least 2")
+
+
+def load_engine(model: str, options: EngineOptions = EngineOptions(), progress: Progress | None = None) -> Engine:
+    """Loads a MODEL, checks that it can be served exactly, and returns its engine.
+
+    Args:
+        model: as for `parse_source`.
+        options: how to serve it.
+        progress: called with (fraction in [0, 1], what is being done), never decreasing, on the calling thread.
+
+    Raises ModelRefused with one sentence for the operator.
+    """
+    report = _never_decreasing(progress or (lambda _fraction, _what: None))
+    source = parse_source(model)
+    if source.kind is SourceKind.SYNTHETIC:
+        from outrider.lm.synthetic import SyntheticEngine
+
+        return SyntheticEngine(SyntheticSpec.parse(source.location))
+    if options.threads:
+        torch.set_num_threads(options.threads)
+    device = _device(options.device)
+    report(0.0, "reading the configuration")
+    with refusing(source.name), quiet(lambda part, what: report(0.05 + 0.75 * part, what)):
+        config = load_config(source, options.layers)
+        vocabulary = _vocabulary(source, options.tokenizer, config)
+        model_with_weights = load_weights(source, config, options.dtype, device)
+        engine = build_engine(source.name, model_with_weights, vocabulary, options, report)
+    report(1.0, "ready")
+    return engine
+
+
+def build_engine(
+    name: str, model: PreTrainedModel, vocabulary: Vocabulary, options: EngineOptions, report: Progress
+) -> CausalLm:
+    """Wraps a loaded model: its own logits first, then paged attention and packed weights, then the self-check.
+
+    Raises ModelRefused when the model does not go through the attention interface or fails the self-check.
+    """
+    report(0.8, "checking the model")
+    context = context_length(model.config, options.context_length)
+    tokens = probe_tokens(min(vocabulary.size, *_vocabulary_rows(model)), context)
+    reference = reference_logits(model, tokens)
+    model.set_attn_implementation(ATTENTION)
+    engine = _assemble(name, model, _record(model), vocabulary, reference.shape[1], context, options)
+    if options.pack:
+        report(0.85, "packing weights")
+        pack_linears(model)
+    report(0.95, "checking the paged path")
+    # One page is for the second sequence of the check.
+    probe(engine, tokens, reference, max(2, engine.info.context_length - options.page_size))
+    return engine
+
+
+def _assemble(
+    name: str,
+    model: PreTrainedModel,
+    layers: Sequence[LayerShape],
+    vocabulary: Vocabulary,
+    head_rows: int,
+    context: int,
+    options: EngineOptions,
+) -> CausalLm:
+    pages = options.kv_pages or choose_pages(layers, context, options.page_size, model.device)
+    held = pages * options.page_size
+    if held < context:
+        _log.warning("%d KV pages hold %d tokens: the context length is cut from %d to that", pages, held, context)
+    size = min(vocabulary.size, head_rows)
+    info = EngineInfo(
+        model_id=name,
+        vocab_size=size,
+        padded_vocab_size=head_rows,
+        context_length=min(context, held),
+        dtype=str(model.dtype).removeprefix("torch."),
+        eos_token_ids=_eos_token_ids(model, size),
+        vocab_fingerprint=vocabulary.fingerprint,
+        token_hashes=vocabulary.token_hashes[: 4 * size],
+    )
+    storage = KvStorage(layers, pages, options.page_size, model.device)
+    return CausalLm(model, info, PagePool(pages, options.page_size), storage)
+
+
+def _vocabulary_rows(model: PreTrainedModel) -> list[int]:
+    """Rows of the embedding and of the head."""
+    head = model.get_output_embeddings()  # type: ignore[no-untyped-call]
+    modules = [it for it in (model.get_input_embeddings(), head) if it is not None]
+    return [len(weight) for weight in (it.weight for it in modules) if isinstance(weight, torch.Tensor)]
+
+
+@torch.inference_mode()
+def _record(model: PreTrainedModel) -> list[LayerShape]:
+    """What the layers keep, seen in a pass over one token."""
+    recording = Recording()
+    one = torch.zeros(1, dtype=torch.int64, device=model.device)
+    run_model(model, one, one, one, recording)
+    refuse_layers(model.config, recording.layers)
+    return recording.layers
+
+
+def _vocabulary(source: ModelSource, tokenizer: str, config: PreTrainedConfig) -> Vocabulary:
+    """The vocabulary of the tokenizer; without one, of the bare ids."""
+    if not tokenizer and source.kind is SourceKind.DIRECTORY and not _has_tokenizer(Path(source.location)):
+        size = config.get_text_config(decoder=True).vocab_size
+        _log.warning("%s has no tokenizer: its vocabulary is taken to be the ids below %d", source.name, size)
+        return Vocabulary(size, hashlib.sha256(f"ids:{size}".encode()).hexdigest(), bytes(4 * size))
+    return vocabulary_of(load_tokenizer(tokenizer or source.name))
+
+
+def _has_tokenizer(directory: Path) -> bool:
+    return any((directory / name).exists() for name in _TOKENIZER_FILES)
+
+
+def _never_decreasing(progress: Progress) -> Progress:
+    last = (-1.0, "")
+
+    def report(fraction: float, what: str) -> None:
+        nonlocal last
+        now = (max(last[0], fraction), what)
+        if now != last:
+            last = now
+            progress(*now)
+
+    return report
+
+
+def _device(name: str) -> torch.device:
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise ModelRefused(f"device {name!r} is none that torch knows") from None
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise ModelRefused("device cuda was asked for, and torch sees none")
+    return device
+
+
+def _eos_token_ids(model: PreTrainedModel, vocab_size: int) -> tuple[int, ...]:
+    """From the generation settings, else from the configuration."""
+    generation = getattr(model, "generation_config", None)
+    found = getattr(generation, "eos_token_id", None)
+    if found is None:
+        found = getattr(model.config.get_text_config(decoder=True), "eos_token_id", None)
+    ids = [found] if isinstance(found, int) else list(found or [])
+    return tuple(sorted({it for it in ids if 0 <= it < vocab_size}))
