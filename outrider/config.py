@@ -1,0 +1,63 @@
+"""Settings of a service: flags before environment variables (OUTRIDER_*) before defaults; checked once, then frozen."""
+
+from collections.abc import Sequence
+from typing import Literal, TypeVar
+
+from pydantic import Field, ValidationError
+from pydantic_settings import BaseSettings, CliApp, SettingsConfigDict, SettingsError
+
+
+class ConfigError(Exception):
+    """A setting is missing or outside its range; the message is one line that names it."""
+
+
+class ServiceConfig(BaseSettings):
+    """What every service has."""
+
+    model_config = SettingsConfigDict(
+        frozen=True,
+        env_prefix="OUTRIDER_",
+        cli_kebab_case=True,
+        cli_implicit_flags=True,
+        cli_exit_on_error=False,
+        cli_avoid_json=True,
+    )
+
+    host: str = Field("127.0.0.1", min_length=1, description="address to listen on")
+    port: int = Field(0, ge=0, le=65_535, description="port to listen on; 0 chooses a free one")
+    grace: float = Field(10.0, ge=0, le=3_600, description="seconds that running work may take after SIGTERM")
+    log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="least severe record to log")
+
+
+class WorkerConfig(ServiceConfig):
+    """What the two workers share."""
+
+    model: str = Field(min_length=1, description="Hugging Face id, directory, gguf:FILE or synthetic:KEY=VALUE,...")
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field("auto", description="numeric type of the weights")
+    device: str = Field("auto", min_length=1, description="auto, cpu, cuda or cuda:N")
+    threads: int = Field(0, ge=0, le=1_024, description="CPU threads of the model; 0 leaves torch's own choice")
+    context_length: int = Field(0, ge=0, description="longest sequence in tokens; 0 takes the model's")
+    kv_pages: int = Field(0, ge=0, description="pages of the KV cache; 0 chooses from context and memory")
+    page_size: int = Field(16, ge=1, le=1_024, description="tokens of a KV page")
+    token_budget: int = Field(512, ge=1, description="positions of one forward pass; longer prompts go in chunks")
+    max_queue_items: int = Field(1_024, ge=1, description="items that may wait for the model")
+    session_ttl: float = Field(600.0, gt=0, description="seconds after which an unused session is freed")
+    stall_timeout: float = Field(60.0, gt=0, description="seconds in one pass after which the worker counts as stuck")
+
+
+Config = TypeVar("Config", bound=ServiceConfig)
+
+
+def parse_config(config_class: type[Config], arguments: Sequence[str]) -> Config:
+    """Reads flags and environment. Raises ConfigError; exits with 0 after printing --help."""
+    try:
+        return CliApp.run(config_class, cli_args=list(arguments))
+    except ValidationError as error:
+        raise ConfigError("; ".join(_sentence(item["loc"], item["msg"]) for item in error.errors())) from error
+    except SettingsError as error:
+        raise ConfigError(str(error).removeprefix("error parsing CLI: ")) from error
+
+
+def _sentence(location: tuple[int | str, ...], message: str) -> str:
+    flag = "--" + "-".join(str(part) for part in location).replace("_", "-")
+    return f"{flag}: {message[:1].lower()}{message[1:]}"

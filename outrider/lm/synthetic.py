@@ -1,0 +1,186 @@
+"""The synthetic model: a deterministic law without weights, for tests and for load without a model."""
+
+import time
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from outrider.law.sparse import Float32Array, Int32Array
+from outrider.lm.engine import EngineInfo, Segment, SequenceState
+from outrider.lm.synthetic_spec import SyntheticSpec
+from outrider.lm.tokenizer import synthetic_tokenizer, vocabulary_of
+
+# Rows of the output head beyond the real vocabulary score this much: a missing cut shows at once.
+PADDING_LOGIT = 10.0
+
+# Floats that the row cache holds at most (64 MB).
+_CACHE_FLOATS = 1 << 24
+
+_Words = npt.NDArray[np.uint64]
+
+
+class TokenSequence:
+    """A sequence whose state is its tokens."""
+
+    def __init__(self) -> None:
+        self._tokens = np.empty(64, np.int32)
+        self._length = 0
+
+    @property
+    def length(self) -> int:
+        """Number of tokens held."""
+        return self._length
+
+    @property
+    def tokens(self) -> Int32Array:
+        """[length] int32, a view."""
+        return self._tokens[: self._length]
+
+    def append(self, tokens: Int32Array) -> None:
+        """Appends tokens; amortised O(len(tokens))."""
+        end = self._length + len(tokens)
+        if end > len(self._tokens):
+            grown = np.empty(max(end, 2 * len(self._tokens)), np.int32)
+            grown[: self._length] = self.tokens
+            self._tokens = grown
+        self._tokens[self._length : end] = tokens
+        self._length = end
+
+    def truncate(self, length: int) -> None:
+        """Forgets everything after the first `length` tokens. Raises ValueError when length > self.length."""
+        if not 0 <= length <= self._length:
+            raise ValueError(f"cannot truncate {self._length} tokens to {length}")
+        self._length = length
+
+    def free(self) -> None:
+        """Forgets everything. Idempotent."""
+        self._tokens, self._length = np.empty(0, np.int32), 0
+
+
+class SyntheticEngine:
+    """An Engine whose logits are a hash-seeded normal draw per (seed, last `order` tokens).
+
+    A pass takes `pass_ms` plus `position_us` for each position, slept with the GIL released, as a device would.
+    """
+
+    def __init__(self, spec: SyntheticSpec, model_id: str = "synthetic:") -> None:
+        time.sleep(spec.load_ms / 1e3)
+        self._spec = spec
+        self._rows = _RowCache(spec)
+        vocabulary = vocabulary_of(synthetic_tokenizer(spec))
+        self._info = EngineInfo(
+            model_id=model_id,
+            vocab_size=spec.vocab_size,
+            padded_vocab_size=max(spec.vocab_size, spec.padded_vocab_size),
+            context_length=spec.context_length,
+            dtype="float32",
+            eos_token_ids=(spec.eos,) if spec.eos >= 0 else (),
+            vocab_fingerprint=vocabulary.fingerprint,
+            token_hashes=vocabulary.token_hashes,
+        )
+
+    @property
+    def info(self) -> EngineInfo:
+        """What is served."""
+        return self._info
+
+    def open(self, tokens: Int32Array) -> TokenSequence:
+        """An empty sequence: there is no prefix sharing."""
+        return TokenSequence()
+
+    def forward(self, segments: Sequence[Segment]) -> list[torch.Tensor]:
+        """As in Engine.forward: one [rows, vocab_size] float32 tensor per segment."""
+        windows = [self._append(segment) for segment in segments]
+        logits = self._rows.lookup(np.concatenate(windows))
+        positions = sum(len(segment.tokens) for segment in segments)
+        time.sleep(self._spec.pass_ms / 1e3 + positions * self._spec.position_us / 1e6)
+        cut = torch.from_numpy(logits)[:, : self._spec.vocab_size]
+        return list(torch.split(cut, [segment.rows for segment in segments]))
+
+    def pages(self) -> tuple[int, int]:
+        """(0, 0): no KV cache."""
+        return 0, 0
+
+    def _append(self, segment: Segment) -> Int32Array:
+        """Appends a segment; returns the contexts of its wanted positions, [rows, order] int32, -1 before the start."""
+        sequence = _token_sequence(segment.sequence)
+        sequence.append(segment.tokens)
+        order = self._spec.order
+        if not order or not segment.rows:
+            return np.empty((segment.rows, order), np.int32)
+        tail = sequence.tokens[-(segment.rows + order - 1) :]
+        padded = np.pad(tail, (segment.rows + order - 1 - len(tail), 0), constant_values=-1)
+        return np.lib.stride_tricks.sliding_window_view(padded, order)
+
+
+class _RowCache:
+    """Rows by their context, computed once; bounded."""
+
+    def __init__(self, spec: SyntheticSpec) -> None:
+        self._spec = spec
+        self._padded = max(spec.vocab_size, spec.padded_vocab_size)
+        self._limit = max(1, _CACHE_FLOATS // self._padded)
+        self._rows: dict[bytes, Float32Array] = {}
+
+    def lookup(self, windows: Int32Array) -> Float32Array:
+        """[rows, order] contexts -> [rows, padded_vocab_size] float32 logits."""
+        keys = [window.tobytes() for window in windows]
+        missing = {key: index for index, key in enumerate(keys) if key not in self._rows}
+        if missing:
+            if len(self._rows) + len(missing) > self._limit:
+                self._rows.clear()
+                missing = {key: index for index, key in enumerate(keys)}
+            self._rows.update(zip(missing, self._compute(windows[list(missing.values())]), strict=True))
+        out = np.empty((len(keys), self._padded), np.float32)
+        for index, key in enumerate(keys):
+            out[index] = self._rows[key]
+        return out
+
+    def _compute(self, windows: Int32Array) -> Float32Array:
+        spec = self._spec
+        logits = spec.scale * _normals(_hash(windows, spec.seed), spec.vocab_size)
+        if spec.noise:
+            # Another domain, so that noise_seed == seed is no multiple of the model itself.
+            logits += spec.noise * _normals(_hash(windows, ~spec.noise_seed), spec.vocab_size)
+        rows = np.full((len(windows), self._padded), PADDING_LOGIT, np.float32)
+        rows[:, : spec.vocab_size] = logits
+        return rows
+
+
+def _token_sequence(state: SequenceState) -> TokenSequence:
+    if not isinstance(state, TokenSequence):
+        raise TypeError(f"a synthetic engine got a {type(state).__name__}")
+    return state
+
+
+def _mix(words: _Words) -> _Words:
+    """The finaliser of SplitMix64 (Steele, Lea, Flood 2014)."""
+    words = words + np.uint64(0x9E3779B97F4A7C15)
+    words = (words ^ (words >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    words = (words ^ (words >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return words ^ (words >> np.uint64(31))
+
+
+def _hash(windows: Int32Array, seed: int) -> _Words:
+    """[rows, order] -> [rows] 64-bit hashes."""
+    state = _mix(np.full(len(windows), seed & 0xFFFFFFFFFFFFFFFF, np.uint64))
+    for column in windows.T:
+        state = _mix(state ^ (column.astype(np.int64) + 1).astype(np.uint64))
+    return state
+
+
+def _normals(hashes: _Words, columns: int) -> npt.NDArray[np.float64]:
+    """[rows, columns] standard normals: Box-Muller over hashed uniforms, the same on every platform and version."""
+    counters = np.arange(columns, dtype=np.uint64)
+    radius = _uniforms(_mix(hashes[:, None] ^ _mix(counters * np.uint64(2))))
+    angle = _uniforms(_mix(hashes[:, None] ^ _mix(counters * np.uint64(2) + np.uint64(1))))
+    normals: npt.NDArray[np.float64] = np.sqrt(-2.0 * np.log(radius)) * np.cos(2.0 * np.pi * angle)
+    return normals
+
+
+def _uniforms(words: _Words) -> npt.NDArray[np.float64]:
+    """The upper 53 bits as numbers in (0, 1)."""
+    uniforms: npt.NDArray[np.float64] = ((words >> np.uint64(11)).astype(np.float64) + 0.5) * 2.0**-53
+    return uniforms

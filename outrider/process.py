@@ -1,0 +1,50 @@
+"""The frame of a service process: settings, logging, one line for the operator when it cannot start, an exit code."""
+
+import asyncio
+import sys
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any, TypeVar
+
+from outrider.config import ConfigError, ServiceConfig, parse_config
+from outrider.lm.engine import ModelRefused
+from outrider.net.server import PortInUse
+from outrider.observe.logging import configure_logging
+
+Config = TypeVar("Config", bound=ServiceConfig)
+
+# What an operator can put right: told in one line, without a traceback.
+STARTUP_ERRORS = (ConfigError, ModelRefused, PortInUse)
+
+
+def announce(host: str, port: int) -> None:
+    """Tells whoever started the process where it listens: the only line on stdout."""
+    print(f"listening on {host}:{port}", flush=True)
+
+
+def run_process(
+    config_class: type[Config],
+    serve: Callable[[Config], Coroutine[Any, Any, int]],
+    arguments: Sequence[str],
+    *,
+    startup_errors: tuple[type[Exception], ...] = STARTUP_ERRORS,
+) -> int:
+    """Runs a service to its end and returns the exit code.
+
+    What an operator can put right becomes one `error: ...` line on stderr and exit code 2.
+    """
+    try:
+        config = parse_config(config_class, arguments)
+        configure_logging(config.log_level)
+        with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+            return runner.run(serve(config))
+    except startup_errors as error:
+        print("error:", " ".join(str(error).split()), file=sys.stderr, flush=True)
+        return 2
+
+
+def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop]:
+    if sys.platform == "win32":
+        return asyncio.new_event_loop
+    import uvloop
+
+    return uvloop.new_event_loop

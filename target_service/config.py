@@ -1,0 +1,14 @@
+"""Settings of the target service."""
+
+from pydantic import Field
+
+from outrider.config import WorkerConfig
+
+# The wire's limit on the candidate tokens of one item.
+WIRE_MAX_LOOKAHEAD = 64
+
+
+class TargetConfig(WorkerConfig):
+    """The target service: scores blocks with the large model."""
+
+    max_lookahead: int = Field(WIRE_MAX_LOOKAHEAD, ge=0, le=WIRE_MAX_LOOKAHEAD, description="longest block to score")
