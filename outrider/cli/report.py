@@ -90,18 +90,19 @@ def _rows(positions: int) -> list[tuple[str, _Cell]]:
         ("tokens", lambda run: str(run.tokens)),
         ("rounds", lambda run: str(run.rounds)),
         ("target passes", lambda run: str(run.target_passes)),
-        ("tokens per pass", lambda run: number(run.tokens_per_pass, 2)),
+        ("tokens/pass", lambda run: number(run.tokens_per_pass, 2)),
         *[(f"accepted at {index + 1}", at(index)) for index in range(positions)],
         ("draft ms/round", lambda run: number(run.draft_ms)),
         ("verify ms/round", lambda run: number(run.verify_ms)),
-        ("wire kB per token", lambda run: number(scaled(run.bytes_per_token, 1e-3))),
+        ("wire kB/token", lambda run: number(scaled(run.bytes_per_token, 1e-3))),
     ]
 
 
 def comparison_table(comparisons: Sequence[Comparison], *, title: str, caption: str) -> Table:
     """Every number of every kind, speculative beside lookahead 0."""
-    table = Table(title=title, caption=caption, caption_justify="left", title_justify="left", box=SIMPLE_HEAD)
-    table.add_column("")
+    table = Table(title=title, caption=caption, caption_justify="left", title_justify="left")
+    table.box, table.show_edge, table.padding = SIMPLE_HEAD, False, (0, 1, 0, 0)
+    table.add_column("", no_wrap=True)
     for each in comparisons:
         table.add_column(f"{each.kind}\nspec", justify="right", style="green")
         table.add_column("\nplain", justify="right")

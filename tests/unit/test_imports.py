@@ -56,7 +56,8 @@ def test_l6_nothing_is_unpickled(package: str) -> None:
 
 
 def test_l6_check_sees_what_it_looks_for() -> None:
-    bad = "import pickle.sub\nfrom dill import x\ntorch.load(f)\ntorch.load(f, weights_only=False)\nnp.load(f, allow_pickle=True)"
+    imports = "import pickle.sub\nfrom dill import x\n"
+    bad = imports + "torch.load(f)\ntorch.load(f, weights_only=False)\nnp.load(f, allow_pickle=True)"
     assert set(imported(ast.parse(bad))) == {"pickle", "dill"}
     assert len(list(unsafe_calls(ast.parse(bad)))) == 3
     assert list(unsafe_calls(ast.parse("torch.load(f, weights_only=True); np.load(f); json.load(f)"))) == []

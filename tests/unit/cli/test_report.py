@@ -33,21 +33,21 @@ def test_table_shows_both_ways_side_by_side() -> None:
     lines = shown(Comparison("chat", fast, slow))
     assert cells(lines, "tokens/s") == ["120.0", "40.0"]
     assert cells(lines, "target passes") == ["2", "6"]
-    assert cells(lines, "tokens per pass") == ["3.00", "1.00"]
+    assert cells(lines, "tokens/pass") == ["3.00", "1.00"]
     assert cells(lines, "accepted at 1") == ["50%", "–"]
     assert cells(lines, "accepted at 4") == ["50%", "–"]
     assert cells(lines, "verify ms/round") == ["25.0", "25.0"]
-    assert cells(lines, "wire kB per token") == ["0.3", "1.0"]
+    assert cells(lines, "wire kB/token") == ["0.3", "1.0"]
     assert cells(lines, "speed-up") == ["3.00×"]
 
 
 def test_four_kinds_fit_a_terminal_of_80_columns() -> None:
-    stats = run_of(4, 4, drafted=8, tokens=1234, seconds=0.9)
+    stats = run_of(4, 4, drafted=8, tokens=1234, seconds=1.9)
     stats.wire_bytes = 1234 * 456_789
     lines = shown(*(Comparison(kind, stats, stats) for kind in ("chat", "code", "quoting", "total")))
     assert max(map(len, lines)) <= 80
     assert not any("…" in line for line in lines)
-    assert cells(lines, "wire kB per token") == ["456.8"] * 8
+    assert cells(lines, "wire kB/token") == ["456.8"] * 8
 
 
 def test_i4_table_of_nothing_has_dashes() -> None:
