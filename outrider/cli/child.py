@@ -5,24 +5,17 @@ import contextlib
 import os
 import re
 import signal
+import subprocess
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
+from outrider.cli.lines import Line, LineSplitter
 from outrider.cli.tether import tethered
 
 LISTENING = re.compile(r"^listening on (\S+)$")
-_LINE_END = re.compile(rb"([\r\n])")
 _KEPT_LINES = 50
-_LONGEST_LINE = 16 * 1024
-
-
-@dataclass(frozen=True)
-class Line:
-    """A line that a process printed; a passing one ended with a carriage return, as progress bars do."""
-
-    text: str
-    passing: bool = False
+_STDOUT, _STDERR = 1, 2
 
 
 Log = Callable[[str, Line], None]
@@ -49,41 +42,41 @@ class ProcessDied(Exception):
     """A process ended that should have gone on; the message is one line: who, how, and its last error line."""
 
 
-class Child:
+class Child(asyncio.SubprocessProtocol):
     """A started process. Its output is read as long as it lives; the last lines are kept.
 
     Attributes:
         announced: resolves to the address, or "", when the process announced itself.
-        ended: the task that finishes with the exit code once the process ended and its output was read.
+        ended: resolves to the exit code (negative: the signal) when the process ended and its output was read.
     """
 
-    def __init__(self, command: Command, process: asyncio.subprocess.Process, log: Log) -> None:
+    def __init__(self, command: Command, log: Log) -> None:
+        loop = asyncio.get_running_loop()
         self.command = command
-        self.announced: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-        self._process = process
+        self.announced: asyncio.Future[str] = loop.create_future()
+        self.ended: asyncio.Future[int] = loop.create_future()
         self._log = log
+        self._output = {_STDOUT: LineSplitter(), _STDERR: LineSplitter()}
         self._last_lines: deque[str] = deque(maxlen=_KEPT_LINES)
-        self.ended = asyncio.create_task(self._run())
+        self._transport: asyncio.SubprocessTransport
 
     @staticmethod
     async def start(command: Command, log: Log) -> "Child":
         """Starts the command, tied to this process, in a session of its own: a Ctrl-C reaches this process alone,
         which then ends its children in order. `log` gets its name and every line of its stderr."""
-        pipe = asyncio.subprocess.PIPE
-        process = await asyncio.create_subprocess_exec(
+        _, child = await asyncio.get_running_loop().subprocess_exec(
+            lambda: Child(command, log),
             *tethered(command.arguments),
-            stdin=asyncio.subprocess.DEVNULL,
-            stdout=pipe,
-            stderr=pipe,
+            stdin=subprocess.DEVNULL,
             start_new_session=True,
             env={**os.environ, **command.environment},
         )
-        return Child(command, process, log)
+        return child
 
     @property
     def pid(self) -> int:
         """The process id."""
-        return self._process.pid
+        return self._transport.get_pid()
 
     def signal(self, number: signal.Signals) -> None:
         """Signals the process and those that it started. Nothing happens when they ended already."""
@@ -92,43 +85,49 @@ class Child:
 
     def obituary(self) -> ProcessDied:
         """Why it ended, in one line; for a process that ended."""
-        code = self._process.returncode
-        assert code is not None
+        code = self.ended.result()
         how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"stopped with exit code {code}"
         errors = [line for line in self._last_lines if "error" in line.lower()]
         last = next(reversed(errors or self._last_lines), None)
         return ProcessDied(f"{self.command.name} {how}" + (f": {last.removeprefix('error: ')}" if last else ""))
 
-    async def _run(self) -> int:
-        readers = asyncio.gather(self._read_stdout(), self._read_stderr())
-        code = await self._process.wait()
-        self.signal(signal.SIGKILL)  # what it left in its group would hold its pipes open
-        await readers
-        return code
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """The process runs."""
+        assert isinstance(transport, asyncio.SubprocessTransport)
+        self._transport = transport
 
-    async def _read_stdout(self) -> None:
-        assert self._process.stdout is not None
-        async for line in _lines(self._process.stdout):
-            found = self.command.announces.search(line.text)
-            if found and not self.announced.done():
-                self.announced.set_result(found.group(1) if found.re.groups else "")
+    def pipe_data_received(self, fd: int, data: bytes) -> None:
+        """The process printed."""
+        self._take(fd, self._output[fd].feed(data))
 
-    async def _read_stderr(self) -> None:
-        assert self._process.stderr is not None
-        async for line in _lines(self._process.stderr):
-            if not line.passing:
-                self._last_lines.append(line.text)
-            self._log(self.command.name, line)
+    def pipe_connection_lost(self, fd: int, exc: Exception | None) -> None:
+        """The process prints no more there."""
+        if fd in self._output:
+            self._take(fd, self._output[fd].close())
 
+    def process_exited(self) -> None:
+        """The process ended. What it left in its group is ended too: it would hold the pipes open."""
+        self.signal(signal.SIGKILL)
 
-async def _lines(stream: asyncio.StreamReader) -> AsyncIterator[Line]:
-    """Non-empty lines, cut at a length that bounds memory."""
-    rest = b""
-    while chunk := await stream.read(_LONGEST_LINE):
-        *whole, rest = _LINE_END.split(rest + chunk)
-        for text, end in zip(whole[::2], whole[1::2], strict=True):
-            if text.strip():
-                yield Line(text.decode(errors="replace").rstrip(), passing=end == b"\r")
-        rest = rest[-_LONGEST_LINE:]
-    if rest.strip():
-        yield Line(rest.decode(errors="replace").rstrip())
+    def connection_lost(self, exc: Exception | None) -> None:
+        """The process ended and all its output was read."""
+        code = self._transport.get_returncode()
+        assert code is not None
+        self.ended.set_result(code)
+
+    def _take(self, fd: int, lines: list[Line]) -> None:
+        for line in lines:
+            if fd == _STDOUT:
+                self._announce(line)
+            else:
+                self._remember(line)
+
+    def _announce(self, line: Line) -> None:
+        found = self.command.announces.search(line.text)
+        if found and not self.announced.done():
+            self.announced.set_result(found.group(1) if found.re.groups else "")
+
+    def _remember(self, line: Line) -> None:
+        if not line.passing:
+            self._last_lines.append(line.text)
+        self._log(self.command.name, line)

@@ -7,7 +7,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.progress import Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
 
-from outrider.cli.supervise import Line
+from outrider.cli.lines import Line
 
 _LONGEST_DETAIL = 60
 

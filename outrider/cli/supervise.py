@@ -6,7 +6,7 @@ from collections.abc import Awaitable
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
-from outrider.cli.child import Child, Command, Line, Log, ProcessDied
+from outrider.cli.child import Child, Command, Log, ProcessDied
 
 T = TypeVar("T")
 
@@ -106,4 +106,4 @@ async def _cancelled(task: "asyncio.Future[T]") -> None:
             task.exception()
 
 
-__all__ = ["Child", "Command", "Line", "NotReady", "ProcessDied", "Supervisor"]
+__all__ = ["Child", "Command", "NotReady", "ProcessDied", "Supervisor"]

@@ -38,6 +38,11 @@ def children_of(pid: int) -> list[int]:
     return found
 
 
+def command_line(pid: int) -> str:
+    """The process' arguments, joined by blanks."""
+    return Path(f"/proc/{pid}/cmdline").read_bytes().decode().replace("\0", " ")
+
+
 async def until_gone(*pids: int, within: float = 10.0) -> None:
     """Returns when none of the processes runs; fails the test when one still does after `within` seconds."""
     ends = time.monotonic() + within

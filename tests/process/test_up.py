@@ -6,11 +6,10 @@ import signal
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from pathlib import Path
 
 import pytest
 
-from tests.harness.processes import ROOT, children_of, runs, until_gone
+from tests.harness.processes import ROOT, children_of, command_line, runs, until_gone
 
 TARGET = "synthetic:vocab_size=26,seed=5,order=2,scale=2.5"
 DRAFT = f"{TARGET},noise=0.5"
@@ -91,7 +90,7 @@ async def test_up_serves_generate_and_ends_with_a_signal() -> None:
 async def test_death_of_a_service_ends_the_others_and_is_told() -> None:
     async with up("--target", TARGET, "--draft", DRAFT, "--store", "memory://") as system:
         children = children_of(system.process.pid)
-        victim = next(pid for pid in children if b"target_service" in Path(f"/proc/{pid}/cmdline").read_bytes())
+        victim = next(pid for pid in children if "target_service" in command_line(pid))
         os.kill(victim, signal.SIGKILL)
         assert await asyncio.wait_for(system.process.wait(), 30) == 1
         assert system.process.stderr is not None

