@@ -1,0 +1,69 @@
+"""One Generate call, as the commands make it."""
+
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+import grpc
+
+from outrider.cli.stats import RunStats
+from outrider.v1 import orchestrator_pb2 as pb
+from outrider.v1.orchestrator_pb2_grpc import OrchestratorServiceStub
+
+OnTokens = Callable[[Iterable[pb.Token]], None]
+
+
+@dataclass
+class Generation:
+    """What a call returned.
+
+    Attributes:
+        started, finish: the first and the last word of the service.
+        tokens: delivered token ids.
+        text: their text.
+        stats: counts from the rounds.
+        first_token_seconds: from the request to the first token, or None without one.
+    """
+
+    started: pb.Started = field(default_factory=pb.Started)
+    finish: pb.Finish = field(default_factory=pb.Finish)
+    tokens: list[int] = field(default_factory=list)
+    text: str = ""
+    stats: RunStats = field(default_factory=RunStats)
+    first_token_seconds: float | None = None
+
+
+async def generate(
+    channel: grpc.aio.Channel, request: pb.GenerateRequest, *, seconds: float, on_tokens: OnTokens
+) -> Generation:
+    """Streams one generation to its end. Cancelling it cancels the call.
+
+    Args:
+        channel: to the orchestrator.
+        request: what to generate.
+        seconds: deadline of the call.
+        on_tokens: gets the tokens of each message as they arrive.
+
+    Raises grpc.aio.AioRpcError.
+    """
+    result = Generation()
+    began = time.perf_counter()
+    async for answer in OrchestratorServiceStub(channel).Generate(request, timeout=seconds):
+        if answer.HasField("started"):
+            result.started = answer.started
+        if answer.tokens and result.first_token_seconds is None:
+            result.first_token_seconds = time.perf_counter() - began
+        _take(result, answer)
+        on_tokens(answer.tokens)
+    result.stats.seconds = time.perf_counter() - began
+    return result
+
+
+def _take(result: Generation, answer: pb.GenerateResponse) -> None:
+    result.tokens.extend(token.id for token in answer.tokens)
+    result.text += "".join(token.text for token in answer.tokens)
+    result.stats.tokens = len(result.tokens)
+    if answer.HasField("round"):
+        result.stats.add_round(answer.round)
+    if answer.HasField("finish"):
+        result.finish = answer.finish

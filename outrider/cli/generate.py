@@ -1,0 +1,110 @@
+"""`outrider generate`: one generation, streamed, every token coloured by where it comes from."""
+
+import os
+import sys
+from enum import StrEnum
+from typing import Annotated
+
+import typer
+
+from outrider.cli.client import generate as call
+from outrider.cli.options import DEFAULT_ADDRESS, PROPOSERS, Address, ProposerName
+from outrider.cli.report import summary
+from outrider.cli.request import set_fields, set_input
+from outrider.cli.run import Failure, run
+from outrider.cli.tokens import TokenWriter
+from outrider.net.channel import connect
+from outrider.v1 import orchestrator_pb2 as pb
+
+
+class AcceptanceName(StrEnum):
+    """Acceptance rules as the command line spells them."""
+
+    greedy = "greedy"
+    ratio = "ratio"
+
+
+_ACCEPTANCE = {AcceptanceName.greedy: pb.ACCEPTANCE_GREEDY, AcceptanceName.ratio: pb.ACCEPTANCE_RATIO}
+
+
+def generate(
+    prompt: Annotated[str, typer.Argument(help="What to continue or to answer; - reads it from standard input.")],
+    address: Address = DEFAULT_ADDRESS,
+    chat: Annotated[bool, typer.Option("--chat/--raw", help="A message to the model, or text to go on with.")] = True,
+    system: Annotated[str, typer.Option(help="System message before a chat message.")] = "",
+    max_tokens: Annotated[int | None, typer.Option(help="Most tokens to generate.")] = None,
+    min_tokens: Annotated[int, typer.Option(help="Tokens before the output may end.")] = 0,
+    stop: Annotated[list[str] | None, typer.Option(help="Text that ends the output; may be given again.")] = None,
+    ignore_eos: Annotated[bool, typer.Option("--ignore-eos", help="Go on past the end of the sequence.")] = False,
+    temperature: Annotated[float | None, typer.Option(help="0 is greedy; the default is 1.")] = None,
+    top_k: Annotated[int, typer.Option(help="Keep the k likeliest tokens; 0 keeps all.")] = 0,
+    top_p: Annotated[float | None, typer.Option(help="Keep the likeliest tokens of this mass.")] = None,
+    min_p: Annotated[float, typer.Option(help="Keep tokens this likely beside the likeliest.")] = 0.0,
+    repetition_penalty: Annotated[float | None, typer.Option(help="Divides logits of tokens seen before.")] = None,
+    presence_penalty: Annotated[float, typer.Option(help="Subtracted once for a token in the output.")] = 0.0,
+    frequency_penalty: Annotated[float, typer.Option(help="Subtracted per occurrence in the output.")] = 0.0,
+    seed: Annotated[int | None, typer.Option(help="Makes the output repeatable.")] = None,
+    lookahead: Annotated[int | None, typer.Option(help="Longest block; 0 is plain decoding.")] = None,
+    acceptance: Annotated[AcceptanceName | None, typer.Option(help="Rule that keeps draft tokens.")] = None,
+    proposer: Annotated[ProposerName | None, typer.Option(help="What makes the blocks.")] = None,
+    session_id: Annotated[str, typer.Option(help="Id of the session; chosen for you without it.")] = "",
+    color: Annotated[
+        bool | None, typer.Option("--color/--no-color", help="Colour tokens by origin; on a terminal by default.")
+    ] = None,
+    stats: Annotated[bool, typer.Option("--stats/--no-stats", help="Statistics at the end, on stderr.")] = False,
+    timeout: Annotated[float, typer.Option(min=0.1, help="Seconds that the call may take.")] = 600.0,
+) -> None:
+    """Generate text with a running system, see `outrider up`."""
+    sampling = {
+        "temperature": temperature,
+        "top_k": top_k,
+        "top_p": top_p,
+        "min_p": min_p,
+        "repetition_penalty": repetition_penalty,
+        "presence_penalty": presence_penalty,
+        "frequency_penalty": frequency_penalty,
+    }
+    conditions = {"max_tokens": max_tokens, "min_tokens": min_tokens, "ignore_eos": ignore_eos}
+    speculation = {
+        "lookahead": lookahead,
+        "acceptance": _ACCEPTANCE[acceptance] if acceptance else None,
+        "proposer": PROPOSERS[proposer] if proposer else None,
+    }
+
+    async def work() -> None:
+        request = pb.GenerateRequest()
+        set_input(request, _read(prompt), chat=chat, system=system)
+        set_fields(request, {"seed": seed, "session_id": session_id})
+        set_fields(request.sampling, sampling)
+        set_fields(request.stop, conditions)
+        request.stop.strings.extend(stop or [])
+        set_fields(request.speculation, speculation)
+        writer = TokenWriter(sys.stdout, color=_colored(color))
+        await _generate(address, request, writer, stats=stats, seconds=timeout)
+
+    run(work())
+
+
+def _read(prompt: str) -> str:
+    if prompt != "-":
+        return prompt
+    try:
+        return sys.stdin.buffer.read().decode()
+    except UnicodeDecodeError as error:
+        raise Failure(f"standard input is not valid UTF-8 at byte {error.start}") from None
+
+
+def _colored(wanted: bool | None) -> bool:
+    return wanted if wanted is not None else sys.stdout.isatty() and "NO_COLOR" not in os.environ
+
+
+async def _generate(
+    address: str, request: pb.GenerateRequest, writer: TokenWriter, *, stats: bool, seconds: float
+) -> None:
+    if legend := writer.legend():
+        print(legend, file=sys.stderr)
+    async with connect(address) as channel:
+        result = await call(channel, request, seconds=seconds, on_tokens=writer.write)
+    print(flush=True)
+    if stats:
+        print(summary(result), file=sys.stderr)

@@ -1,0 +1,54 @@
+"""`outrider info`: what a running orchestrator serves."""
+
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+from outrider.cli.options import DEFAULT_ADDRESS, Address
+from outrider.cli.run import run
+from outrider.net.channel import connect
+from outrider.v1.orchestrator_pb2 import OrchestratorServiceGetInfoRequest, OrchestratorServiceGetInfoResponse
+from outrider.v1.orchestrator_pb2_grpc import OrchestratorServiceStub
+
+_CALL_SECONDS = 10.0
+
+
+def info(address: Address = DEFAULT_ADDRESS) -> None:
+    """Show what the orchestrator serves, and by which workers."""
+    run(_info(address))
+
+
+async def _info(address: str) -> None:
+    async with connect(address) as channel:
+        answer = await OrchestratorServiceStub(channel).GetInfo(
+            OrchestratorServiceGetInfoRequest(), timeout=_CALL_SECONDS
+        )
+    console = Console()
+    for name, value in facts(answer):
+        console.print(f"{name:<18} {value}", highlight=False, markup=False, soft_wrap=True)
+    console.print(workers_table(answer))
+
+
+def facts(answer: OrchestratorServiceGetInfoResponse) -> list[tuple[str, str]]:
+    """(name, value) pairs of everything but the workers."""
+    target = answer.target
+    ends = np.frombuffer(target.eos_token_ids, "<i4").tolist()
+    return [
+        ("version", answer.version),
+        ("target", target.model_id or "unknown"),
+        ("vocabulary", f"{target.vocab_size} tokens ({target.vocab_fingerprint[:12] or 'unknown'})"),
+        ("context", f"{target.context_length} tokens"),
+        ("dtype", target.dtype or "unknown"),
+        ("end of sequence", ", ".join(map(str, ends)) or "none"),
+        ("lookahead", f"{answer.default_lookahead}, at most {answer.max_lookahead}"),
+        ("running sessions", str(answer.running_sessions)),
+    ]
+
+
+def workers_table(answer: OrchestratorServiceGetInfoResponse) -> Table:
+    """One row a worker; those that are not in use say why."""
+    table = Table("worker", "address", "model", "in use", box=None, header_style="bold", pad_edge=False)
+    for worker in answer.workers:
+        state = "yes" if worker.usable else f"no: {worker.reason or 'no reason given'}"
+        table.add_row(worker.kind, worker.address, worker.model_id or "unknown", state)
+    return table

@@ -1,0 +1,23 @@
+"""The `outrider` command: what a person calls. Each subcommand has a file of its own."""
+
+import typer
+
+from outrider.cli.demo import demo
+from outrider.cli.generate import generate
+from outrider.cli.info import info
+from outrider.cli.up import up
+
+app = typer.Typer(
+    name="outrider",
+    help="Speculative decoding as distributed services: faster, with exactly the target's output law.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+for command in (up, generate, demo, info):
+    app.command()(command)
+
+
+if __name__ == "__main__":
+    app(prog_name="outrider")

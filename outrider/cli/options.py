@@ -1,0 +1,38 @@
+"""Options that several commands share."""
+
+from enum import StrEnum
+from typing import Annotated
+
+import typer
+
+from outrider.v1 import draft_pb2
+
+DEFAULT_PORT = 7800
+
+
+class ProposerName(StrEnum):
+    """Proposers as the command line spells them."""
+
+    model = "model"
+    early_exit = "early_exit"
+    prompt_lookup = "prompt_lookup"
+
+
+PROPOSERS: "dict[ProposerName, draft_pb2.Proposer.ValueType]" = {
+    ProposerName.model: draft_pb2.PROPOSER_MODEL,
+    ProposerName.early_exit: draft_pb2.PROPOSER_EARLY_EXIT,
+    ProposerName.prompt_lookup: draft_pb2.PROPOSER_PROMPT_LOOKUP,
+}
+
+Address = Annotated[
+    str, typer.Option(envvar="OUTRIDER_ADDRESS", help="HOST:PORT of the orchestrator.", metavar="HOST:PORT")
+]
+DEFAULT_ADDRESS = f"127.0.0.1:{DEFAULT_PORT}"
+
+Dtype = Annotated[str, typer.Option(help="Numeric type of the weights: float32, bfloat16 or float16.")]
+Device = Annotated[str, typer.Option(help='Where the models run: "cpu" or "cuda".')]
+Lookahead = Annotated[int, typer.Option(min=0, max=64, help="Longest block of draft tokens; 0 is plain decoding.")]
+EarlyExitLayers = Annotated[
+    int, typer.Option(min=0, help="Layers of the target that the early_exit draft runs; 0 leaves the choice to it.")
+]
+Threads = Annotated[int, typer.Option(min=0, help="CPU threads of the worker's model; 0 leaves the choice to it.")]

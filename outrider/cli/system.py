@@ -1,0 +1,157 @@
+"""The whole system on one machine: store, draft worker, target worker and orchestrator as processes of their own."""
+
+import asyncio
+import sys
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+
+from outrider.cli.embedded import embedded_store
+from outrider.cli.health import until_paired, until_serving
+from outrider.cli.startup import StartupView
+from outrider.cli.supervise import Command, Supervisor
+from outrider.v1.orchestrator_pb2 import OrchestratorServiceGetInfoResponse
+
+_PAIRING_SECONDS = 10.0
+# A tokenizer that was used before a fork warns and stalls otherwise.
+_ENVIRONMENT = {"TOKENIZERS_PARALLELISM": "false"}
+
+
+@dataclass(frozen=True)
+class SystemOptions:
+    """What to start. Empty strings and zeros leave the choice to the service.
+
+    Attributes:
+        target: MODEL of the target.
+        draft: MODEL of the draft worker; with early_exit the target's own, with prompt_lookup any with its vocabulary.
+        store: URL of the session store; empty starts an embedded one.
+        lookahead: longest block of requests that do not choose.
+        proposers: what the draft worker offers; the first is its default.
+        early_exit_layers: layers of the early exit.
+        host, port: where the orchestrator listens; port 0 chooses a free one.
+        load_seconds: longest time that starting may take.
+    """
+
+    target: str
+    draft: str
+    store: str = ""
+    lookahead: int = 4
+    proposers: tuple[str, ...] = ("model",)
+    early_exit_layers: int = 0
+    dtype: str = ""
+    device: str = ""
+    context_length: int = 0
+    target_threads: int = 0
+    draft_threads: int = 0
+    host: str = "127.0.0.1"
+    port: int = 7800
+    log_level: str = ""
+    load_seconds: float = 600.0
+
+
+@dataclass(frozen=True)
+class System:
+    """A running system.
+
+    Attributes:
+        supervisor: watches its processes.
+        addresses: of each process by name: "orchestrator", "target", "draft", "store".
+        info: what the orchestrator said when it was ready.
+    """
+
+    supervisor: Supervisor
+    addresses: dict[str, str]
+    info: OrchestratorServiceGetInfoResponse
+
+    @property
+    def address(self) -> str:
+        """Of the orchestrator."""
+        return self.addresses["orchestrator"]
+
+
+@asynccontextmanager
+async def running_system(options: SystemOptions, view: StartupView) -> AsyncIterator[System]:
+    """Starts everything, waits until it serves, and ends everything when the block is left.
+
+    Raises ProcessDied or NotReady, naming the process, when a part does not come up.
+    """
+    async with AsyncExitStack() as stack:
+        supervisor = await stack.enter_async_context(Supervisor(log=view.log))
+        with view:
+            system = await _started(options, supervisor, view, stack)
+        yield system
+
+
+async def _started(options: SystemOptions, supervisor: Supervisor, view: StartupView, stack: AsyncExitStack) -> System:
+    store = options.store or await stack.enter_async_context(embedded_store(supervisor))
+    view.update("store", "ready")
+    workers = await _start(supervisor, view, _target(options), _draft(options), within=options.load_seconds)
+    orchestrator = _orchestrator(options, workers, store)
+    addresses = workers | await _start(supervisor, view, orchestrator, within=options.load_seconds)
+    await supervisor.guard(_until_all_serve(view, addresses, options.load_seconds))
+    info = await supervisor.guard(until_paired(addresses["orchestrator"], _PAIRING_SECONDS))
+    return System(supervisor, addresses | {"store": store}, info)
+
+
+async def _start(supervisor: Supervisor, view: StartupView, *commands: Command, within: float) -> dict[str, str]:
+    """Starts processes beside each other; their addresses by name."""
+    children = [await supervisor.start(command) for command in commands]
+    addresses = {}
+    for child in children:
+        view.update(child.command.name, "starting")
+        addresses[child.command.name] = await supervisor.announced(child, within)
+        view.update(child.command.name, "loading")
+    return addresses
+
+
+async def _until_all_serve(view: StartupView, addresses: dict[str, str], within: float) -> None:
+    async def one(name: str, address: str) -> None:
+        await until_serving(name, address, within)
+        view.update(name, "ready")
+
+    try:
+        async with asyncio.TaskGroup() as group:
+            for name, address in addresses.items():
+                group.create_task(one(name, address))
+    except ExceptionGroup as failures:
+        raise failures.exceptions[0] from None
+
+
+def _service(name: str, module: str, flags: dict[str, str | int]) -> Command:
+    given = (word for flag, value in flags.items() if value for word in (f"--{flag}", str(value)))
+    return Command(name, (sys.executable, "-m", module, *given), environment=_ENVIRONMENT)
+
+
+def _model_flags(options: SystemOptions, model: str, threads: int) -> dict[str, str | int]:
+    return {
+        "model": model,
+        "dtype": options.dtype,
+        "device": options.device,
+        "context-length": options.context_length,
+        "threads": threads,
+        "log-level": options.log_level,
+    }
+
+
+def _target(options: SystemOptions) -> Command:
+    return _service("target", "target_service", _model_flags(options, options.target, options.target_threads))
+
+
+def _draft(options: SystemOptions) -> Command:
+    flags = _model_flags(options, options.draft, options.draft_threads)
+    flags |= {"proposers": ",".join(options.proposers), "early-exit-layers": options.early_exit_layers}
+    return _service("draft", "draft_service", flags)
+
+
+def _orchestrator(options: SystemOptions, workers: dict[str, str], store: str) -> Command:
+    flags: dict[str, str | int] = {
+        "targets": workers["target"],
+        "drafts": workers["draft"],
+        "tokenizer": options.target,
+        "store": store,
+        "lookahead": str(options.lookahead),
+        "host": options.host,
+        "port": str(options.port),
+        "log-level": options.log_level,
+    }
+    return _service("orchestrator", "orchestrator", flags)

@@ -1,0 +1,83 @@
+"""`outrider up`: the whole system on one machine, kept running."""
+
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from outrider.cli.options import (
+    DEFAULT_PORT,
+    Device,
+    Dtype,
+    EarlyExitLayers,
+    Lookahead,
+    ProposerName,
+    Threads,
+)
+from outrider.cli.run import run
+from outrider.cli.startup import StartupView
+from outrider.cli.system import System, SystemOptions, running_system
+
+
+def up(
+    target: Annotated[str, typer.Option(help="MODEL that decides what is said.", metavar="MODEL")],
+    draft: Annotated[
+        str, typer.Option(help="MODEL that proposes; not needed with early_exit and prompt_lookup.", metavar="MODEL")
+    ] = "",
+    store: Annotated[
+        str, typer.Option(help="Session store, redis://... or memory://; without it one is started.", metavar="URL")
+    ] = "",
+    lookahead: Lookahead = 4,
+    proposer: Annotated[
+        list[ProposerName] | None, typer.Option(help="What makes the blocks; again for more, the first is the default.")
+    ] = None,
+    early_exit_layers: EarlyExitLayers = 0,
+    dtype: Dtype = "",
+    device: Device = "",
+    context_length: Annotated[int, typer.Option(min=0, help="Longest sequence in tokens; 0 is the model's own.")] = 0,
+    target_threads: Threads = 0,
+    draft_threads: Threads = 0,
+    host: Annotated[str, typer.Option(help="Address that the orchestrator listens on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Its port; 0 takes a free one.")] = DEFAULT_PORT,
+    log_level: Annotated[str, typer.Option(help="Log level of the services.")] = "warning",
+    load_timeout: Annotated[float, typer.Option(min=1, help="Seconds that starting may take.")] = 600.0,
+) -> None:
+    """Start store, draft worker, target worker and orchestrator, and keep them running until Ctrl-C.
+
+    MODEL is a Hugging Face id, a local directory, gguf:FILE, or synthetic:KEY=VALUE,... (a model without weights).
+    """
+    proposers = tuple(name.value for name in proposer or [ProposerName.model])
+    options = SystemOptions(
+        target=target,
+        draft=draft or target,
+        store=store,
+        lookahead=lookahead,
+        proposers=proposers,
+        early_exit_layers=early_exit_layers,
+        dtype=dtype,
+        device=device,
+        context_length=context_length,
+        target_threads=target_threads,
+        draft_threads=draft_threads,
+        host=host,
+        port=port,
+        log_level=log_level,
+        load_seconds=load_timeout,
+    )
+    if "model" in proposers and not draft:
+        raise typer.BadParameter("the proposer `model` needs one", param_hint="--draft")
+    run(_up(options), interrupted=0)
+
+
+async def _up(options: SystemOptions) -> None:
+    async with running_system(options, StartupView(Console(stderr=True), logs=True)) as system:
+        _announce(system)
+        await system.supervisor.until_death()
+
+
+def _announce(system: System) -> None:
+    reasons = {worker.address: worker.reason for worker in system.info.workers if not worker.usable}
+    for name, address in system.addresses.items():
+        unused = f"  not in use: {reasons[address]}" if address in reasons else ""
+        print(f"{name:<12} {address}{unused}")
+    print(f'ready: outrider generate --address {system.address} "Once upon a time"', flush=True)
