@@ -35,6 +35,8 @@ from outrider.v1.orchestrator_pb2 import (
 
 log = logging.getLogger(__name__)
 
+SERVICE_NAME = orchestrator_pb2.DESCRIPTOR.services_by_name["OrchestratorService"].full_name
+
 
 class OrchestratorServicer(orchestrator_pb2_grpc.OrchestratorServiceServicer):
     """Implements OrchestratorService over an Orchestrator."""

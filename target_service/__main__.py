@@ -3,7 +3,6 @@
 import sys
 
 from outrider.lm.load import EngineOptions, load_engine
-
 from outrider.process import announce, run_process
 from target_service.config import TargetConfig
 from target_service.service import TargetService

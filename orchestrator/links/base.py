@@ -87,7 +87,7 @@ class Link(ABC):
             except OutriderError as error:
                 self._down(error.message)
             except asyncio.CancelledError:
-                self._down("closed")
+                self.usable, self.reason = False, "closed"
                 raise
             except Exception:
                 log.exception("%s %s: the link failed", self.kind, self.address)

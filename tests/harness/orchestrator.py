@@ -11,12 +11,12 @@ import torch
 from orchestrator.config import OrchestratorConfig
 from orchestrator.core import Orchestrator
 from orchestrator.metrics import Metrics
-from orchestrator.service import OrchestratorServicer
+from orchestrator.service import SERVICE_NAME, OrchestratorServicer
 from orchestrator.store import SessionStore, open_store
 from outrider.lm.tokenizer import load_tokenizer
 from outrider.net.channel import MAX_REQUEST_BYTES, connect
 from outrider.net.server import Server
-from outrider.v1 import orchestrator_pb2, orchestrator_pb2_grpc
+from outrider.v1 import orchestrator_pb2_grpc
 from outrider.v1.orchestrator_pb2 import (
     Finish,
     GenerateRequest,
@@ -30,7 +30,6 @@ from outrider.v1.orchestrator_pb2 import (
 )
 from outrider.v1.types_pb2 import SamplingParams
 
-SERVICE = orchestrator_pb2.DESCRIPTOR.services_by_name["OrchestratorService"].full_name
 DEADLINE = 60.0
 
 
@@ -119,7 +118,7 @@ async def start_orchestrator(
     store = store or open_store("memory://", config.session_ttl)
     core = Orchestrator(config, load_tokenizer(tokenizer), store, metrics or Metrics())
     servicer = OrchestratorServicer(core)
-    server = Server(SERVICE, max_receive_bytes=MAX_REQUEST_BYTES)
+    server = Server(SERVICE_NAME, max_receive_bytes=MAX_REQUEST_BYTES)
     orchestrator_pb2_grpc.add_OrchestratorServiceServicer_to_server(servicer, server.grpc)
     port = await server.start("127.0.0.1", 0)
     address = f"127.0.0.1:{port}"
