@@ -64,7 +64,7 @@ class OrchestratorServicer(orchestrator_pb2_grpc.OrchestratorServiceServicer):
             failure = OutriderError(types_pb2.ERROR_REASON_ENGINE_FAILED, "the orchestrator failed, see its log")
             await abort(context, failure)  # type: ignore[arg-type]
 
-    async def GetSession(  # type: ignore[override]
+    async def GetSession(
         self, request: GetSessionRequest, context: "grpc.aio.ServicerContext[object, object]"
     ) -> GetSessionResponse:
         """The committed state of a session."""
