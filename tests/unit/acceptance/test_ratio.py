@@ -51,6 +51,17 @@ def test_a_token_that_target_and_draft_like_equally_survives_the_largest_uniform
         assert ratio(np.array([token], np.int32), law, np.stack([row, row]), noise).accepted == 1
 
 
+def test_thresholds_belong_to_the_right_side():
+    """Uniforms are multiples of a step: each outcome owns exactly as many of them as its probability has steps."""
+    law = SparseLaw.concatenate([(np.arange(2, dtype=np.int32), np.array([0.5, 0.5], np.float32))])
+    target = np.array([[0.25, 0.0, 0.75]] * 2, np.float32)
+    for uniform, kept in ((0.5 - 2**-54, 1), (0.5, 0)):
+        noise = ScriptedNoise(accept={0: uniform}, tail_runner=1.0)
+        assert ratio(np.array([0], np.int32), law, target, noise).accepted == kept
+    for uniform, token in ((0.25 - 2**-54, 0), (0.25, 2), (LARGEST, 2), (2.0**-65, 0)):
+        assert ratio(*NOTHING, target[:1], ScriptedNoise(tail_runner=1.0, tail_uniform=uniform)).token == token
+
+
 def test_the_same_noise_repeats_the_round_and_another_seed_does_not():
     probs = torch.full((1, 1000), 1e-3)
     outcomes = [ratio(*NOTHING, probs.numpy(), RoundNoise(seed, 7)) for seed in (1, 1, 2)]
