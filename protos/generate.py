@@ -19,6 +19,8 @@ from grpc_tools import protoc
 
 PROTOS = Path(__file__).resolve().parent
 SOURCES = sorted(str(path.relative_to(PROTOS)) for path in (PROTOS / "outrider" / "v1").glob("*.proto"))
+BIN = Path(sys.executable).parent  # an environment's programs, whether or not it is activated
+PLUGINS = ("protoc-gen-mypy", "protoc-gen-mypy_grpc")
 INCLUDES = (PROTOS, Path(status_pb2.__file__).parents[2], files("grpc_tools") / "_proto")
 
 
@@ -32,6 +34,7 @@ def run_protoc(*options: str) -> None:
 def generate(out: Path) -> None:
     """Writes messages, services and their type stubs below `out`."""
     run_protoc(
+        *(f"--plugin={name}={BIN / name}" for name in PLUGINS),
         f"--python_out={out}",
         f"--grpc_python_out={out}",
         f"--mypy_out=quiet:{out}",
@@ -44,7 +47,7 @@ def lint() -> None:
     with tempfile.TemporaryDirectory() as scratch:
         image = Path(scratch) / "image.binpb"
         run_protoc("--include_imports", "--include_source_info", f"--descriptor_set_out={image}")
-        buf = Path(sys.executable).with_name("buf")
+        buf = BIN / "buf"
         config = PROTOS.parent / "buf.yaml"
         sys.exit(subprocess.run([buf, "lint", image, "--config", config], check=False).returncode)
 
