@@ -55,7 +55,7 @@ def test_out_of_pages_leaves_every_sequence_as_it_was() -> None:
     first, second = engine.open(words[:1]), engine.open(words[:1])
     feed(engine, first, words[:10])
     with pytest.raises(OutOfPages):
-        engine.forward([Segment(first, words[10:], 2), Segment(second, text(13, 2), 1)])
+        engine.forward([Segment(first, text(3, 2), 2), Segment(second, text(9, 2), 1)])
     assert (first.length, second.length, engine.pages()) == (10, 0, (3, 6))
     assert_same(feed(engine, first, words[10:]), own_logits(model, words)[10:])
 

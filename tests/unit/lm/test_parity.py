@@ -1,7 +1,5 @@
 """The paged, ragged path against the model's own forward, in float32, over many architectures."""
 
-from collections.abc import Iterator
-
 import pytest
 import torch
 
@@ -11,14 +9,6 @@ from tests.harness.models import ARCHITECTURES, WINDOW
 
 SERVABLE = [name for name in ARCHITECTURES if name != "falcon"]
 WINDOWED = [name for name, (_, settings) in ARCHITECTURES.items() if settings.get("sliding_window") == WINDOW]
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.mark.parametrize("architecture", SERVABLE)
