@@ -55,7 +55,7 @@ TOKENWISE = [byte_level, byte_fallback, gemma_like, unigram]
 
 
 @pytest.mark.parametrize("build", [*TOKENWISE, real])
-@pytest.mark.parametrize("text", [MIXED, *CORPUS, " ", "  a  b ", "\n\n\t", "é<tool>é"])
+@pytest.mark.parametrize("text", [MIXED, *CORPUS, " ", "  a  b ", "\n\n\t", "é<tool>é", "日本語る"])
 def test_d7_text_comes_out_whole(build: Builder, text: str) -> None:
     tokenizer = build()
     spelling = Spelling(tokenizer)

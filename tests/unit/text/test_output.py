@@ -243,6 +243,16 @@ def test_keep_changes_nothing_until_emit() -> None:
             output.emit(spent)
 
 
+def test_keep_leaves_an_open_character_as_it_was() -> None:
+    tokenizer = byte_level()
+    vocab = tokenizer.get_vocab()
+    output = Output(StopRules(99), Spelling(tokenizer), PROMPT)
+    output.emit(output.keep(tokens_of([vocab["ã"], vocab["ģ"]])))  # E3 81
+    for _ in range(2):
+        kept = output.keep(tokens_of([vocab["Ĥ"]]))  # 82
+    assert [token.text for token in output.emit(kept).tokens] == ["あ"]
+
+
 def test_mistakes_of_the_caller() -> None:
     output = Output(StopRules(1), LETTERS, PROMPT)
     with pytest.raises(ValueError, match="without tokens"):
