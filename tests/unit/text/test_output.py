@@ -44,7 +44,8 @@ class Run:
 
 def run(output: Output, ids: list[int], sizes: list[int]) -> Run:
     """Feeds tokens in rounds of the given sizes, the last size repeated, until the output ends or they do."""
-    tokens, committed, rounds = tokens_of(ids), [], []
+    tokens, committed = tokens_of(ids), list[int]()
+    rounds = list[list[EmittedToken]]()
     finish, before, delivered = None, output.generated, output.usage(0).completion_tokens
     while tokens and finish is None:
         size = sizes[min(len(rounds), len(sizes) - 1)]
