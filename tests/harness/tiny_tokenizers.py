@@ -30,7 +30,9 @@ def byte_level() -> PreTrainedTokenizerBase:
         show_progress=False,
     )
     backend.train_from_iterator(CORPUS, trainer)
-    backend.add_tokens([AddedToken("<tool>", special=False), AddedToken("ñ", special=False)])
+    backend.add_tokens(
+        [AddedToken("<tool>", special=False), AddedToken("ñ", special=False), AddedToken("語る", special=False)]
+    )
     return _wrapped(backend)
 
 

@@ -38,7 +38,7 @@ def new(session_id: str, *tokens: int, epoch: int = 1, meta: bytes = b"") -> Ses
 async def tokens_of(store: SessionStore, session_id: str) -> list[int]:
     record = await store.load(session_id)
     assert record is not None
-    return record.tokens.tolist()
+    return [int(token) for token in record.tokens]
 
 
 async def test_a_session_comes_back_as_it_was_committed(store: SessionStore, session_id: str) -> None:

@@ -27,8 +27,8 @@ def new(session_id: str) -> SessionRecord:
 async def test_the_time_to_live_counts_from_the_last_commit() -> None:
     clock = Clock()
     store = MemoryStore(10.0, clock=clock)
-    await store.create(new("idle"))
     await store.create(new("busy"))
+    await store.create(new("idle"))
     clock.now += 9
     await store.commit("busy", 1, 3, ints(4))
     clock.now += 2

@@ -248,7 +248,7 @@ async def test_l6_damaged_values_fail_that_session_alone(
         else:
             if key == "tokens":
                 await client.delete(name)
-            await client.hset(name, mapping=value)  # type: ignore[misc]
+            await client.hset(name, mapping=value)
         with pytest.raises(SessionCorrupt, match=match):
             await store.load(session_id)
         if key != "tokens" and value != {"prompt_length": "x"}:

@@ -112,7 +112,7 @@ FIELDS = [
 
 @pytest.mark.parametrize(("fields", "message"), FIELDS)
 def test_fields_out_of_range(fields: dict[str, object], message: str) -> None:
-    assert message in refusal(lambda: plan(**fields))
+    assert message in refusal(lambda: plan(LIMITS, **fields))
 
 
 @pytest.mark.parametrize(
@@ -213,7 +213,7 @@ def test_special_tokens_are_what_the_tokenizer_makes_them() -> None:
     tokenizer = byte_fallback()
     limits = ServingLimits(len(tokenizer), 512, 16, 4)
     made = plan_request(pb.GenerateRequest(prompt="the</s>"), tokenizer, limits)
-    assert tokenizer.convert_ids_to_tokens(made.prompt) == ["<s>", "▁the", "</s>"]
+    assert tokenizer.convert_ids_to_tokens(made.prompt.tolist()) == ["<s>", "▁the", "</s>"]
 
 
 TEMPLATE = (
@@ -234,7 +234,7 @@ def test_chat(monkeypatch: pytest.MonkeyPatch) -> None:
 
     ids = chat(("user", "the {{ 1 }}"), ("assistant", "")).prompt
     assert tokenizer.decode(ids) == "<s> user: the {{ 1 }}</s><s> assistant: </s><s> assistant:"
-    assert tokenizer.convert_ids_to_tokens(ids).count("<s>") == 3, "no second BOS before the template's own"
+    assert tokenizer.convert_ids_to_tokens(ids.tolist()).count("<s>") == 3, "no second BOS before the template's own"
     message = refusal(lambda: chat(("user", "x"), ("system", "y")))
     assert message == "chat is refused by the model's chat template: system must come first"
     assert "has 513" in refusal(lambda: chat(("user", "x" * 500))) or "limit 511" in refusal(

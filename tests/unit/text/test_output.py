@@ -44,7 +44,8 @@ class Run:
 
 def run(output: Output, ids: list[int], sizes: list[int]) -> Run:
     """Feeds tokens in rounds of the given sizes, the last size repeated, until the output ends or they do."""
-    tokens, committed, rounds = tokens_of(ids), [], []
+    tokens, committed = tokens_of(ids), list[int]()
+    rounds = list[list[EmittedToken]]()
     finish, before, delivered = None, output.generated, output.usage(0).completion_tokens
     while tokens and finish is None:
         size = sizes[min(len(rounds), len(sizes) - 1)]
@@ -241,6 +242,16 @@ def test_keep_changes_nothing_until_emit() -> None:
     for spent in (dropped, again):
         with pytest.raises(ValueError, match="once"):
             output.emit(spent)
+
+
+def test_keep_leaves_an_open_character_as_it_was() -> None:
+    tokenizer = byte_level()
+    vocab = tokenizer.get_vocab()
+    output = Output(StopRules(99), Spelling(tokenizer), PROMPT)
+    output.emit(output.keep(tokens_of([vocab["ã"], vocab["ģ"]])))  # E3 81
+    for _ in range(2):
+        kept = output.keep(tokens_of([vocab["Ĥ"]]))  # 82
+    assert [token.text for token in output.emit(kept).tokens] == ["あ"]
 
 
 def test_mistakes_of_the_caller() -> None:
