@@ -10,6 +10,7 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from outrider.net.channel import MAX_MESSAGE_BYTES, SERVER_OPTIONS
+from outrider.net.malformed import RefuseMalformed
 
 log = logging.getLogger(__name__)
 
@@ -27,7 +28,7 @@ class Server:
 
     def __init__(self, service_name: str, *, max_receive_bytes: int = MAX_MESSAGE_BYTES) -> None:
         options = [*SERVER_OPTIONS, ("grpc.max_receive_message_length", max_receive_bytes)]
-        self.grpc = grpc.aio.server(options=options)
+        self.grpc = grpc.aio.server(interceptors=[RefuseMalformed()], options=options)
         self._service_name = service_name
         self._health = health.aio.HealthServicer()
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self.grpc)
