@@ -9,8 +9,8 @@ from google.protobuf.message import DecodeError
 from outrider.net.errors import abort, invalid_field
 
 
-class RefuseMalformed(grpc.aio.ServerInterceptor):  # type: ignore[misc]
-    """Answers INVALID_ARGUMENT when the bytes of a unary request cannot be parsed, for example text that is not UTF-8."""
+class RefuseMalformed(grpc.aio.ServerInterceptor):
+    """Answers INVALID_ARGUMENT to a unary request that cannot be parsed, for example text that is not UTF-8."""
 
     async def intercept_service(
         self,
