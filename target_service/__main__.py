@@ -2,7 +2,7 @@
 
 import sys
 
-from outrider.lm.load import EngineOptions, load_engine
+from outrider.lm.configured import configured_engine
 from outrider.process import announce, run_process
 from target_service.config import TargetConfig
 from target_service.service import TargetService
@@ -10,15 +10,7 @@ from target_service.service import TargetService
 
 async def serve(config: TargetConfig) -> int:
     """Runs the worker until it is told to stop; returns the exit code."""
-    options = EngineOptions(
-        dtype=config.dtype,
-        device=config.device,
-        threads=config.threads,
-        kv_pages=config.kv_pages,
-        page_size=config.page_size,
-        context_length=config.context_length,
-    )
-    service = TargetService(config, lambda: load_engine(config.model, options))
+    service = TargetService(config, lambda: configured_engine(config))
     return await service.host.run(lambda port: announce(config.host, port))
 
 

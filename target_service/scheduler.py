@@ -12,7 +12,7 @@ from outrider.lm.epoch_fence import EpochFence
 from outrider.lm.passes import PassRunner, Work
 from outrider.lm.session_cache import SessionCache
 from outrider.net.errors import OutriderError
-from outrider.observe import metrics
+from outrider.observe.metrics import WorkerMetrics
 from outrider.v1 import types_pb2
 from target_service.config import TargetConfig
 from target_service.job import Job
@@ -58,12 +58,12 @@ class Load:
 class TargetScheduler:
     """Runs in the engine thread. Jobs of one session run one after another, in order of arrival."""
 
-    def __init__(self, engine: Engine, config: TargetConfig) -> None:
-        self._engine = engine
+    def __init__(self, engine: Engine, config: TargetConfig, metrics: WorkerMetrics) -> None:
+        self._engine, self._metrics = engine, metrics
         self._queues: dict[str, deque[Job]] = {}
         self._fence: EpochFence[str] = EpochFence()
         self._cache: SessionCache[str] = SessionCache(
-            config.session_ttl, self._queues.__contains__, lambda _: metrics.target_evictions.add(1)
+            config.session_ttl, self._queues.__contains__, lambda _: metrics.evicted()
         )
         # Steady-state decoding feeds the last committed token and the block.
         short = config.max_lookahead + 1
@@ -97,8 +97,7 @@ class TargetScheduler:
         running = [(job, job.work) for job in (queue[0] for queue in self._queues.values()) if job.work is not None]
         passes, positions = self._runner.passes, self._runner.positions
         refused = self._runner.run([work for _, work in running])
-        metrics.target_passes.add(self._runner.passes - passes)
-        metrics.target_positions.add(self._runner.positions - positions)
+        self._metrics.passed(self._runner.passes - passes, self._runner.positions - positions)
         if refused is not None:
             self._refuse(next(job for job, work in running if work is refused))
         self._score([(job, work) for job, work in running if work is not refused and work.remaining == 0])
@@ -176,7 +175,7 @@ class TargetScheduler:
                 self._finish(job, block.cpu())
                 self._remove(job)
                 continue
-            metrics.target_non_finite.add(1)
+            self._metrics.non_finite()
             message = f"the model returned NaN or infinite logits after {job.base_length} tokens"
             self._fail(job, OutriderError(types_pb2.ERROR_REASON_NON_FINITE_LOGITS, message))
 

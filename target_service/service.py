@@ -1,7 +1,6 @@
 """The target service's gRPC side: parses, admits, waits, answers. Nothing here runs the model."""
 
 import asyncio
-from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -12,7 +11,7 @@ from outrider.lm.model_info import model_info
 from outrider.lm.warm_up import warm_up
 from outrider.net.channel import MAX_MESSAGE_BYTES
 from outrider.net.errors import OutriderError, abort, invalid_field, reason_name
-from outrider.observe import metrics
+from outrider.observe.metrics import WorkerMetrics
 from outrider.v1 import target_pb2, target_pb2_grpc, types_pb2
 from outrider.worker import WorkerHost, loading_error
 from target_service.call import Call, Rejected
@@ -37,10 +36,14 @@ class TargetService(target_pb2_grpc.TargetServiceServicer):
     Args:
         config: settings.
         load_engine: loads the model; runs in the engine thread.
+        metrics: where the numbers go.
     """
 
-    def __init__(self, config: TargetConfig, load_engine: Callable[[], Engine]) -> None:
+    def __init__(
+        self, config: TargetConfig, load_engine: Callable[[], Engine], metrics: WorkerMetrics | None = None
+    ) -> None:
         self._config, self._load_engine = config, load_engine
+        self._metrics = metrics or WorkerMetrics("target")
         self._calls: set[Call] = set()
         self._idle = asyncio.Event()
         self._idle.set()
@@ -82,7 +85,7 @@ class TargetService(target_pb2_grpc.TargetServiceServicer):
             await abort(context, loading_error())
         return target_pb2.TargetServiceGetInfoResponse(
             model=model_info(self._engine.info, include_token_hashes=request.include_token_hashes),
-            load=self._load(),
+            load=self.load(),
             max_lookahead=self._config.max_lookahead,
             token_budget=self._config.token_budget,
         )
@@ -144,9 +147,8 @@ class TargetService(target_pb2_grpc.TargetServiceServicer):
         return job
 
     def _response(self, call: Call) -> target_pb2.VerifyResponse:
-        for reason, items in Counter(_reason(entry) for entry in call.entries).items():
-            metrics.target_results.add(items, {"reason": reason})
-        return target_pb2.VerifyResponse(results=call.results(), load=self._load())
+        self._metrics.answered(_reason(entry) for entry in call.entries)
+        return target_pb2.VerifyResponse(results=call.results(), load=self.load())
 
     def _close(self, call: Call) -> None:
         """Forgets a call; jobs that nobody waits for any more leave the queue."""
@@ -160,7 +162,8 @@ class TargetService(target_pb2_grpc.TargetServiceServicer):
         message = f"{self._config.max_queue_items} items wait already, which is the limit"
         return OutriderError(types_pb2.ERROR_REASON_QUEUE_FULL, message, retry_after=_QUEUE_RETRY_SECONDS)
 
-    def _load(self) -> types_pb2.WorkerLoad:
+    def load(self) -> types_pb2.WorkerLoad:
+        """How the worker stands at this moment."""
         engine = self._scheduler.load
         return types_pb2.WorkerLoad(
             open_sessions=engine.open_sessions,
@@ -175,7 +178,7 @@ class TargetService(target_pb2_grpc.TargetServiceServicer):
         self._engine = self._load_engine()
         self._row_bytes = self._engine.info.vocab_size * _DTYPE_BYTES[self._engine.info.dtype]
         warm_up(self._engine)
-        self._scheduler = TargetScheduler(self._engine, self._config)
+        self._scheduler = TargetScheduler(self._engine, self._config, self._metrics)
         return self._scheduler
 
     def _deliver(self, jobs: list[Job]) -> None:

@@ -1,40 +1,68 @@
-"""Instruments: raw counters and histograms; ratios are the query's work.
+"""Instruments of the workers: raw counters; ratios are the query's work.
 
 An exporter is whatever MeterProvider the process sets; without one the instruments do nothing.
 """
 
+from collections import Counter
+from collections.abc import Iterable
+
 from opentelemetry import metrics
 
-_meter = metrics.get_meter("outrider")
 
-# target service
+class WorkerMetrics:
+    """What both workers count, under `outrider.target.*` or `outrider.draft.*`.
 
-target_results = _meter.create_counter(
-    "outrider.target.results", "{item}", "Items answered; attribute `reason`: OK or the reason of the error."
-)
-target_non_finite = _meter.create_counter(
-    "outrider.target.non_finite_logits", "{item}", "Items whose logits held NaN, +inf or no finite value."
-)
-target_passes = _meter.create_counter("outrider.target.passes", "{pass}", "Forward passes.")
-target_positions = _meter.create_counter("outrider.target.positions", "{position}", "Positions computed in passes.")
-target_evictions = _meter.create_counter(
-    "outrider.target.evictions", "{session}", "Sessions freed by the time-to-live or for want of KV pages."
-)
+    Args:
+        worker: "target" or "draft".
+        provider: where the numbers go; the process's own by default.
+    """
 
-# draft service
+    def __init__(self, worker: str, provider: metrics.MeterProvider | None = None) -> None:
+        self._meter = metrics.get_meter(f"outrider.{worker}", meter_provider=provider)
+        self._name = f"outrider.{worker}"
+        self._answers = self._counter("answers", "{item}", "Items answered, by reason: OK or the error's")
+        self._non_finite = self._counter("non_finite_logits", "{item}", "Items that NaN or infinite logits ended")
+        self._passes = self._counter("passes", "{pass}", "Forward passes")
+        self._positions = self._counter("positions", "{position}", "Positions computed in passes")
+        self._evictions = self._counter("evictions", "{session}", "Sessions freed for age or for want of KV pages")
 
-draft_results = _meter.create_counter(
-    "outrider.draft.results", "{command}", "Commands answered; attribute `reason`: OK or the reason of the error."
-)
-draft_non_finite = _meter.create_counter(
-    "outrider.draft.non_finite_logits", "{block}", "Blocks whose logits held NaN, +inf or no finite value."
-)
-draft_tokens = _meter.create_counter("outrider.draft.tokens", "{token}", "Draft tokens shipped; attribute `proposer`.")
-draft_superseded = _meter.create_counter(
-    "outrider.draft.superseded", "{command}", "Commands that a newer one of their session overtook."
-)
-draft_passes = _meter.create_counter("outrider.draft.passes", "{pass}", "Forward passes.")
-draft_positions = _meter.create_counter("outrider.draft.positions", "{position}", "Positions computed in passes.")
-draft_evictions = _meter.create_counter(
-    "outrider.draft.evictions", "{session}", "Sessions freed by the time-to-live or for want of KV pages."
-)
+    def answered(self, reasons: Iterable[str]) -> None:
+        """Items with their reasons."""
+        for reason, items in Counter(reasons).items():
+            self._answers.add(items, {"reason": reason})
+
+    def non_finite(self) -> None:
+        """An item whose logits held NaN, +inf or nothing finite."""
+        self._non_finite.add(1)
+
+    def passed(self, passes: int, positions: int) -> None:
+        """Passes that were run, and what they computed."""
+        if passes:
+            self._passes.add(passes)
+            self._positions.add(positions)
+
+    def evicted(self) -> None:
+        """A session that was freed without having been asked for."""
+        self._evictions.add(1)
+
+    def _counter(self, name: str, unit: str, description: str) -> metrics.Counter:
+        return self._meter.create_counter(f"{self._name}.{name}", unit, description)
+
+
+class DraftMetrics(WorkerMetrics):
+    """What the draft worker counts besides."""
+
+    def __init__(self, provider: metrics.MeterProvider | None = None) -> None:
+        super().__init__("draft", provider)
+        self._tokens = self._counter("tokens", "{token}", "Draft tokens shipped, by proposer")
+        self._superseded = self._counter(
+            "superseded", "{command}", "Commands given up for a newer one, a Close or a lost stream"
+        )
+
+    def shipped(self, tokens: int, proposer: str) -> None:
+        """The tokens of one block."""
+        self._tokens.add(tokens, {"proposer": proposer})
+
+    def superseded(self) -> None:
+        """A command that a newer one, a Close or the end of its stream made void."""
+        self._superseded.add(1)

@@ -11,11 +11,17 @@ import numpy as np
 import torch
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from draft_service.config import DraftConfig
+from draft_service.service import SERVICE_NAME as DRAFT_SERVICE
+from draft_service.service import DraftService, Engines
+from outrider.law.params import LawParams, to_law_spec
+from outrider.law.sparse import SparseLaw
 from outrider.lm.engine import Engine
-from outrider.net.arrays import logits_from_message, prefix_hash, to_bytes
+from outrider.net.arrays import int32s, law_from_message, logits_from_message, prefix_hash, to_bytes
 from outrider.net.channel import connect
 from outrider.net.errors import OutriderError, from_status
-from outrider.v1 import target_pb2, target_pb2_grpc, types_pb2
+from outrider.observe.metrics import DraftMetrics, WorkerMetrics
+from outrider.v1 import draft_pb2, draft_pb2_grpc, target_pb2, target_pb2_grpc, types_pb2
 from outrider.worker import WorkerHost
 from target_service.config import TargetConfig
 from target_service.service import SERVICE_NAME, TargetService
@@ -116,17 +122,165 @@ class RunningTarget:
 
 @asynccontextmanager
 async def start_target(
-    engine: Engine | Callable[[], Engine], *, load: bool = True, **settings: Any
+    engine: Engine | Callable[[], Engine],
+    *,
+    load: bool = True,
+    metrics: WorkerMetrics | None = None,
+    **settings: Any,
 ) -> AsyncIterator[RunningTarget]:
     """A target over an engine, or over a function that loads one; `load=False` leaves loading to the test."""
     make: Callable[[], Engine] = engine if callable(engine) else lambda: engine
     config = TargetConfig(model="test", **{"grace": 0.2, **settings})
-    service = TargetService(config, make)
+    service = TargetService(config, make, metrics)
     address = f"{config.host}:{await service.host.start()}"
     if load:
         await service.host.load()
     async with connect(address) as channel:
         try:
             yield RunningTarget(service, address, channel, target_pb2_grpc.TargetServiceStub(channel))
+        finally:
+            await service.host.stop()
+
+
+class DraftStream:
+    """A client's end of one draft stream."""
+
+    def __init__(self, stub: Any) -> None:
+        self.call = stub.Draft()
+        self._waiting: list[draft_pb2.DraftEvent] = []
+
+    async def send(self, *commands: draft_pb2.DraftCommand) -> None:
+        async with asyncio.timeout(DEADLINE):
+            await self.call.write(draft_pb2.DraftRequest(commands=commands))
+
+    async def event(self) -> draft_pb2.DraftEvent:
+        """The next event."""
+        while not self._waiting:
+            async with asyncio.timeout(DEADLINE):
+                response = await self.call.read()
+            assert isinstance(response, draft_pb2.DraftResponse), "the stream ended"
+            self._waiting.extend(response.events)
+        return self._waiting.pop(0)
+
+    async def ask(self, command: draft_pb2.DraftCommand) -> draft_pb2.DraftEvent:
+        """Sends a command and returns the next event, which must be its answer."""
+        await self.send(command)
+        event = await self.event()
+        assert event.session_id == command.session_id
+        return event
+
+    async def end(self) -> grpc.StatusCode:
+        """Half-closes and returns the status."""
+        async with asyncio.timeout(DEADLINE):
+            await self.call.done_writing()
+            return await self.call.code()  # type: ignore[no-any-return]
+
+
+def open_command(
+    session_id: str,
+    tokens: Sequence[int],
+    lookahead: int,
+    *,
+    law: LawParams | None = None,
+    seed: int = 7,
+    top: int = 0,
+    epoch: int = 1,
+    proposer: int = 0,
+) -> draft_pb2.DraftCommand:
+    command = draft_pb2.DraftCommand(session_id=session_id, epoch=epoch)
+    command.open.tokens = to_bytes(int32(tokens))
+    command.open.law.CopyFrom(to_law_spec(law or LawParams(), seed))
+    command.open.lookahead = lookahead
+    command.open.law_top = top
+    command.open.proposer = proposer  # type: ignore[assignment]
+    return command
+
+
+def advance_command(
+    session_id: str,
+    tokens: Sequence[int],
+    lookahead: int,
+    *,
+    new: int = 1,
+    epoch: int = 1,
+    hash_of: Sequence[int] | None = None,
+) -> draft_pb2.DraftCommand:
+    """`tokens` are all committed ones; the last `new` travel."""
+    before = tokens[: len(tokens) - new]
+    command = draft_pb2.DraftCommand(session_id=session_id, epoch=epoch)
+    command.advance.base_length = len(tokens)
+    command.advance.tokens = to_bytes(int32(tokens[len(tokens) - new :]))
+    command.advance.prefix_hash = prefix_hash(int32(before if hash_of is None else hash_of))
+    command.advance.lookahead = lookahead
+    return command
+
+
+def close_command(session_id: str, epoch: int = 1) -> draft_pb2.DraftCommand:
+    return draft_pb2.DraftCommand(session_id=session_id, epoch=epoch, close=draft_pb2.Close())
+
+
+def block_of(event: draft_pb2.DraftEvent) -> tuple[list[int], SparseLaw]:
+    """(tokens, law) of an event that must hold a block."""
+    assert event.WhichOneof("outcome") == "block", event
+    return int32s(event.block.tokens, "tokens").tolist(), law_from_message(event.block.law)
+
+
+def draft_error(event: draft_pb2.DraftEvent) -> OutriderError:
+    """The error of an event that must hold one."""
+    assert event.WhichOneof("outcome") == "error", event
+    return from_status(event.error)
+
+
+@dataclass
+class RunningDraft:
+    """A draft worker and a channel to it."""
+
+    service: DraftService
+    address: str
+    channel: grpc.aio.Channel
+    stub: Any = field(repr=False)
+
+    service_name = DRAFT_SERVICE
+
+    @property
+    def host(self) -> WorkerHost[Any, Any]:
+        return self.service.host
+
+    def stream(self) -> DraftStream:
+        return DraftStream(self.stub)
+
+    async def info(self) -> draft_pb2.DraftServiceGetInfoResponse:
+        answer = await self.stub.GetInfo(draft_pb2.DraftServiceGetInfoRequest(), timeout=DEADLINE)
+        assert isinstance(answer, draft_pb2.DraftServiceGetInfoResponse)
+        return answer
+
+    async def until_sessions(self, count: int) -> None:
+        """Returns when the worker holds that many sessions."""
+        await eventually(lambda: self.service.load().open_sessions == count)
+
+
+@asynccontextmanager
+async def start_draft(
+    engine: Engine | Callable[[], Engine],
+    *,
+    load: bool = True,
+    metrics: DraftMetrics | None = None,
+    **settings: Any,
+) -> AsyncIterator[RunningDraft]:
+    """A draft worker whose model (and early exit) is the engine; `load=False` leaves loading to the test."""
+    config = DraftConfig(model="test", **{"grace": 0.2, **settings})
+
+    def engines() -> Engines:
+        made = engine() if callable(engine) else engine
+        kinds = [kind for kind in config.kinds if kind != draft_pb2.PROPOSER_PROMPT_LOOKUP]
+        return dict.fromkeys(kinds, made), made.info
+
+    service = DraftService(config, engines, metrics)
+    address = f"{config.host}:{await service.host.start()}"
+    if load:
+        await service.host.load()
+    async with connect(address) as channel:
+        try:
+            yield RunningDraft(service, address, channel, draft_pb2_grpc.DraftServiceStub(channel))
         finally:
             await service.host.stop()

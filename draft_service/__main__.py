@@ -1,0 +1,18 @@
+"""`python -m draft_service --model MODEL ...`: one draft worker."""
+
+import sys
+
+from draft_service.config import DraftConfig
+from draft_service.loading import load_engines
+from draft_service.service import DraftService
+from outrider.process import announce, run_process
+
+
+async def serve(config: DraftConfig) -> int:
+    """Runs the worker until it is told to stop; returns the exit code."""
+    service = DraftService(config, lambda: load_engines(config))
+    return await service.host.run(lambda port: announce(config.host, port))
+
+
+if __name__ == "__main__":
+    sys.exit(run_process(DraftConfig, serve, sys.argv[1:]))

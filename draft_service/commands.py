@@ -1,0 +1,131 @@
+"""The commands of a draft stream: from messages to what the engine thread takes."""
+
+import time
+from dataclasses import dataclass, field
+
+from draft_service.config import MAX_LOOKAHEAD, PROPOSER_NAMES
+from outrider.law.params import LawParams, ParamError, check, from_law_spec
+from outrider.law.sparse import Int32Array
+from outrider.net.arrays import ArrayError, tokens_in_vocab
+from outrider.net.errors import invalid_field
+from outrider.v1 import draft_pb2
+from outrider.v1.draft_pb2 import Proposer
+
+MAX_SESSION_ID = 128
+MAX_LAW_TOP = 1024
+DEFAULT_LAW_TOP = 32
+
+# (number of the stream in this process, session id): sessions of different streams never meet.
+Key = tuple[int, str]
+
+
+@dataclass(frozen=True)
+class SessionLaw:
+    """What stays the same for all blocks of a session.
+
+    Attributes:
+        kind: what makes the blocks.
+        seed: of the session's noise.
+        top: most entries that a row of the draft law keeps.
+    """
+
+    kind: Proposer.ValueType
+    params: LawParams
+    seed: int
+    top: int
+
+
+@dataclass(frozen=True)
+class Ask:
+    """An Open (`law` is set) or an Advance: the next block of a session.
+
+    Attributes:
+        tokens: the last committed tokens, ending at base_length; all of them in an Open.
+        prefix_hash: of those before `tokens`; 0 in an Open.
+    """
+
+    key: Key
+    epoch: int
+    base_length: int
+    tokens: Int32Array
+    prefix_hash: int
+    lookahead: int
+    law: SessionLaw | None
+    arrived_at: float = field(default_factory=time.monotonic)
+
+
+@dataclass(frozen=True)
+class CloseSession:
+    """Frees a session; not answered."""
+
+    key: Key
+    epoch: int
+
+
+@dataclass(frozen=True)
+class CloseStream:
+    """Frees all sessions of a stream and forgets what is queued for them."""
+
+    stream: int
+
+
+Command = Ask | CloseSession | CloseStream
+
+
+def base_length_of(message: draft_pb2.DraftCommand) -> int:
+    """The base length that answers to a command carry, also when it is invalid otherwise."""
+    if message.WhichOneof("action") == "open":
+        return len(message.open.tokens) // 4
+    return message.advance.base_length
+
+
+def parse_command(
+    message: draft_pb2.DraftCommand, stream: int, vocab_size: int, kinds: tuple[Proposer.ValueType, ...]
+) -> Ask | CloseSession:
+    """Checks a command. Raises OutriderError INVALID_FIELD naming the field and its limit."""
+    if not 1 <= len(message.session_id) <= MAX_SESSION_ID:
+        raise invalid_field(f"session_id has {len(message.session_id)} characters, must be 1 to {MAX_SESSION_ID}")
+    key = (stream, message.session_id)
+    try:
+        match message.WhichOneof("action"):
+            case "open":
+                return _open(message.open, key, message.epoch, vocab_size, kinds)
+            case "advance":
+                return _advance(message.advance, key, message.epoch, vocab_size)
+            case "close":
+                return CloseSession(key, message.epoch)
+            case _:
+                raise invalid_field("action is not set")
+    except (ArrayError, ParamError) as error:
+        raise invalid_field(str(error)) from error
+
+
+def _open(message: draft_pb2.Open, key: Key, epoch: int, vocab_size: int, kinds: tuple[Proposer.ValueType, ...]) -> Ask:
+    tokens = tokens_in_vocab(message.tokens, "open.tokens", vocab_size)
+    if not len(tokens):
+        raise invalid_field("open.tokens holds 0 tokens, must be at least 1")
+    if message.law_top > MAX_LAW_TOP:
+        raise invalid_field(f"open.law_top is {message.law_top}, limit {MAX_LAW_TOP}")
+    kind = message.proposer or kinds[0]
+    if kind not in kinds:
+        offered = ", ".join(PROPOSER_NAMES[one] for one in kinds)
+        raise invalid_field(f"open.proposer is {PROPOSER_NAMES.get(kind, kind)}, this worker offers {offered}")
+    params, seed = from_law_spec(message.law)
+    check(params, vocab_size)
+    law = SessionLaw(kind, params, seed, message.law_top or DEFAULT_LAW_TOP)
+    return Ask(key, epoch, len(tokens), tokens, 0, _lookahead(message.lookahead, "open"), law)
+
+
+def _advance(message: draft_pb2.Advance, key: Key, epoch: int, vocab_size: int) -> Ask:
+    tokens = tokens_in_vocab(message.tokens, "advance.tokens", vocab_size)
+    if not 1 <= len(tokens) <= message.base_length:
+        limit = f"1 to base_length {message.base_length}"
+        raise invalid_field(f"advance.tokens holds {len(tokens)} tokens, must be {limit}")
+    lookahead = _lookahead(message.lookahead, "advance")
+    return Ask(key, epoch, message.base_length, tokens, message.prefix_hash, lookahead, None)
+
+
+def _lookahead(value: int, action: str) -> int:
+    if value > MAX_LOOKAHEAD:
+        raise invalid_field(f"{action}.lookahead is {value}, limit {MAX_LOOKAHEAD}")
+    return value

@@ -1,0 +1,48 @@
+"""Settings of the draft service."""
+
+from functools import cached_property
+
+from pydantic import Field, field_validator, model_validator
+
+from outrider.config import WorkerConfig
+from outrider.v1 import draft_pb2
+from outrider.v1.draft_pb2 import Proposer
+
+# The wire's limit on the tokens of a block.
+MAX_LOOKAHEAD = 64
+
+PROPOSERS: dict[str, Proposer.ValueType] = {
+    "model": draft_pb2.PROPOSER_MODEL,
+    "early_exit": draft_pb2.PROPOSER_EARLY_EXIT,
+    "prompt_lookup": draft_pb2.PROPOSER_PROMPT_LOOKUP,
+}
+PROPOSER_NAMES = {number: name for name, number in PROPOSERS.items()}
+
+
+class DraftConfig(WorkerConfig):
+    """The draft service: proposes blocks of candidate tokens."""
+
+    proposers: str = Field("model", description="what to offer, first the default: model, early_exit, prompt_lookup")
+    early_exit_layers: int = Field(0, ge=0, description="layers of the model that early_exit runs")
+
+    @field_validator("proposers")
+    @classmethod
+    def _known(cls, value: str) -> str:
+        names = value.split(",")
+        for name in names:
+            if name not in PROPOSERS:
+                raise ValueError(f"{name!r} is no proposer, there are {', '.join(PROPOSERS)}")
+        if len(set(names)) < len(names):
+            raise ValueError("a proposer stands twice")
+        return value
+
+    @model_validator(mode="after")
+    def _layers(self) -> "DraftConfig":
+        if draft_pb2.PROPOSER_EARLY_EXIT in self.kinds and not self.early_exit_layers:
+            raise ValueError("early_exit needs --early-exit-layers")
+        return self
+
+    @cached_property
+    def kinds(self) -> tuple[Proposer.ValueType, ...]:
+        """The proposers on offer, first the default."""
+        return tuple(PROPOSERS[name] for name in self.proposers.split(","))

@@ -1,0 +1,74 @@
+"""One block in the making."""
+
+from dataclasses import dataclass, field
+
+from draft_service.commands import Ask, Key, SessionLaw
+from outrider.law.noise import RoundNoise
+from outrider.law.sparse import Float32Array, Int32Array
+from outrider.lm.passes import Work
+from outrider.lm.session_cache import Session
+from outrider.net.errors import OutriderError
+
+
+@dataclass(eq=False)
+class Job:
+    """The newest command of a session. The engine thread makes it and finishes it; the event loop then reads it.
+
+    Attributes:
+        limit: tokens wanted: the lookahead, or what the context still holds.
+        number: order of arrival.
+        tokens: drawn so far.
+        rows: the laws that they were drawn from, one (token_ids, probs) pair a token.
+        work: the positions of the present step; None between steps.
+        done: the block is complete.
+        failed: why there will be none.
+    """
+
+    ask: Ask
+    law: SessionLaw
+    session: Session[Key]
+    limit: int
+    number: int
+    tokens: list[int] = field(default_factory=list)
+    rows: list[tuple[Int32Array, Float32Array]] = field(default_factory=list)
+    work: Work | None = None
+    done: bool = False
+    failed: OutriderError | None = None
+    first_pass_at: float | None = None
+    forward_micros: int = 0
+    passes: int = 0
+
+    @property
+    def noise(self) -> RoundNoise:
+        """The noise of this round."""
+        return RoundNoise(self.law.seed, self.ask.base_length)
+
+    @property
+    def position(self) -> int:
+        """Where the next draft token stands."""
+        return self.ask.base_length + len(self.tokens)
+
+    def add(self, token: int, row: tuple[Int32Array, Float32Array]) -> None:
+        """One more draft token; the block is done when it is long enough or the token ends the output."""
+        self.tokens.append(token)
+        self.rows.append(row)
+        self.done = len(self.tokens) == self.limit or token in self.law.params.stop_token_ids
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What the engine thread hands over for one command.
+
+    Attributes:
+        job: the finished block; None when there is an error, or when the command was superseded.
+        error: why there is no block; None with a block, and when the command was superseded.
+    """
+
+    ask: Ask
+    job: Job | None = None
+    error: OutriderError | None = None
+
+    @property
+    def superseded(self) -> bool:
+        """Whether a newer command of the session took its place: nothing is sent."""
+        return self.job is None and self.error is None

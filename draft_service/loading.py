@@ -1,0 +1,36 @@
+"""The models behind a draft worker's proposers."""
+
+from draft_service.config import DraftConfig
+from draft_service.service import Engines
+from outrider.lm.configured import configured_engine
+from outrider.lm.engine import EngineInfo
+from outrider.lm.tokenizer import load_tokenizer, vocabulary_of
+from outrider.v1 import draft_pb2
+
+# What the worker holds at most when nothing but prompt lookup is on offer and no context length is configured.
+_LOOKUP_CONTEXT = 1 << 20
+
+
+def load_engines(config: DraftConfig) -> Engines:
+    """Loads what the proposers need: nothing but a tokenizer for prompt lookup alone. Raises ModelRefused."""
+    layers = {draft_pb2.PROPOSER_MODEL: 0, draft_pb2.PROPOSER_EARLY_EXIT: config.early_exit_layers}
+    engines = {kind: configured_engine(config, layers=layers[kind]) for kind in config.kinds if kind in layers}
+    if engines:
+        return engines, next(iter(engines.values())).info
+    return engines, lookup_info(config)
+
+
+def lookup_info(config: DraftConfig) -> EngineInfo:
+    """What a worker without a model serves: a vocabulary."""
+    tokenizer = load_tokenizer(config.model)
+    vocabulary = vocabulary_of(tokenizer)
+    return EngineInfo(
+        model_id=config.model,
+        vocab_size=vocabulary.size,
+        padded_vocab_size=vocabulary.size,
+        context_length=config.context_length or _LOOKUP_CONTEXT,
+        dtype="",
+        eos_token_ids=() if tokenizer.eos_token_id is None else (tokenizer.eos_token_id,),
+        vocab_fingerprint=vocabulary.fingerprint,
+        token_hashes=vocabulary.token_hashes,
+    )

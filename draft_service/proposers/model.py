@@ -1,0 +1,125 @@
+"""Blocks drawn from a model: the worker's draft model, or the first layers of the target (early exit).
+
+One pass moves all chains on by one token: each session feeds what it has not computed yet (the tokens that the
+orchestrator committed since, or the token drawn in the step before) and gets one row.
+"""
+
+from collections import defaultdict
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from draft_service.commands import Key
+from draft_service.config import MAX_LOOKAHEAD
+from draft_service.job import Job
+from outrider.law.draft import propose, truncate
+from outrider.law.sparse import Float32Array, Int32Array
+from outrider.law.transforms import NonFiniteLogits, RowContext, law_probs
+from outrider.lm.engine import Engine
+from outrider.lm.passes import PassRunner, Work
+from outrider.lm.session_cache import SessionCache
+from outrider.net.errors import OutriderError
+from outrider.observe.metrics import DraftMetrics
+from outrider.v1 import types_pb2
+
+Row = tuple[Int32Array, Float32Array]
+
+_PAGE_RETRY_SECONDS = 1.0
+
+
+class ModelProposer:
+    """Chains from an engine; all sessions' next steps in one pass.
+
+    Args:
+        cache: the engine's sessions.
+        budget: positions of one pass.
+    """
+
+    def __init__(self, engine: Engine, cache: SessionCache[Key], budget: int, metrics: DraftMetrics) -> None:
+        self._engine, self._cache, self._metrics = engine, cache, metrics
+        # A step of a running chain is one token; after a round it also catches up on what was committed meanwhile.
+        self._runner = PassRunner(engine, cache, budget=budget, short=MAX_LOOKAHEAD + 1)
+
+    @property
+    def cache(self) -> SessionCache[Key]:
+        """The engine's sessions."""
+        return self._cache
+
+    @property
+    def context_length(self) -> int:
+        """The model's."""
+        return self._engine.info.context_length
+
+    def pages(self) -> tuple[int, int]:
+        """The engine's."""
+        return self._engine.pages()
+
+    def step(self, jobs: Sequence[Job]) -> None:
+        """One pass; every chain whose row came gets its next token."""
+        steps = [(job, self._work(job)) for job in jobs]
+        waiting = [work for _, work in steps if work.remaining]
+        passes, positions = self._runner.passes, self._runner.positions
+        refused = self._runner.run(waiting) if waiting else None
+        self._metrics.passed(self._runner.passes - passes, self._runner.positions - positions)
+        for job, work in steps:
+            if work is refused:
+                job.failed = _no_page(job)
+                self._cache.drop(job.session)
+        self._draw([self._finish_step(job, work) for job, work in steps if work is not refused and not work.remaining])
+
+    def _work(self, job: Job) -> Work:
+        """The positions of the job's present step; without a token wanted, those that are not cached yet."""
+        if job.work is None:
+            goal = job.session.length
+            job.work = Work(job.session, goal, goal - 1 if job.limit else goal, job.number)
+        return job.work
+
+    def _finish_step(self, job: Job, work: Work) -> tuple[Job, list[torch.Tensor]]:
+        job.forward_micros += work.forward_micros
+        job.passes += work.passes
+        job.first_pass_at = job.first_pass_at if job.first_pass_at is not None else work.first_pass_at
+        job.work = None
+        job.done = job.limit == 0
+        return job, work.rows
+
+    def _draw(self, steps: list[tuple[Job, list[torch.Tensor]]]) -> None:
+        drawing = [(job, rows[0]) for job, rows in steps if rows]
+        if not drawing:
+            return
+        laws = self._laws([job for job, _ in drawing], torch.cat([row for _, row in drawing]))
+        for job, row in laws:
+            token = propose(*row, job.noise, job.position)
+            job.add(token, row)
+            job.session.extend(np.array([token], np.int32))
+
+    def _laws(self, jobs: list[Job], logits: torch.Tensor) -> list[tuple[Job, Row]]:
+        """The truncated law of each job's row, [len(jobs), vocab_size] logits; fails the jobs whose row is none."""
+        contexts = [RowContext(job.law.params, job.session.tokens) for job in jobs]
+        try:
+            probs = law_probs(logits, contexts, self._engine.info.vocab_size)
+        except NonFiniteLogits as error:
+            bad = set(error.rows)
+            for index in bad:
+                self._fail_non_finite(jobs[index])
+            good = [index for index in range(len(jobs)) if index not in bad]
+            return self._laws([jobs[index] for index in good], logits[good]) if good else []
+        by_top: dict[int, list[int]] = defaultdict(list)
+        for index, job in enumerate(jobs):
+            by_top[job.law.top].append(index)
+        laws: list[tuple[Job, Row]] = []
+        for top, indices in by_top.items():
+            chosen = probs if len(indices) == len(jobs) else probs[indices]
+            laws += zip((jobs[index] for index in indices), truncate(chosen, top), strict=True)
+        return laws
+
+    def _fail_non_finite(self, job: Job) -> None:
+        self._metrics.non_finite()
+        self._cache.drop(job.session)
+        message = f"the draft model returned NaN or infinite logits at position {job.position}"
+        job.failed = OutriderError(types_pb2.ERROR_REASON_NON_FINITE_LOGITS, message)
+
+
+def _no_page(job: Job) -> OutriderError:
+    message = f"no KV page for a sequence of {job.session.length} tokens"
+    return OutriderError(types_pb2.ERROR_REASON_QUEUE_FULL, message, retry_after=_PAGE_RETRY_SECONDS)

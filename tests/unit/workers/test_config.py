@@ -1,0 +1,57 @@
+"""Settings: flags before environment before defaults; one sentence for what is wrong."""
+
+import pytest
+from pydantic import ValidationError
+
+from draft_service.config import DraftConfig
+from outrider.config import ConfigError, parse_config
+from outrider.v1 import draft_pb2
+from target_service.config import TargetConfig
+
+
+def test_flags_come_before_environment_before_defaults(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OUTRIDER_TOKEN_BUDGET", "77")
+    monkeypatch.setenv("OUTRIDER_KV_PAGES", "88")
+    config = parse_config(TargetConfig, ["--model", "m", "--kv-pages", "99"])
+    assert (config.kv_pages, config.token_budget, config.page_size) == (99, 77, 16)
+    with pytest.raises(ValidationError):
+        config.kv_pages = 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "--model: field required"),
+        (["--model", "m", "--port", "x"], "--port: input should be a valid integer"),
+        (["--model", "m", "--port", "65536"], "--port: input should be less than or equal to 65535"),
+        (["--model", "m", "--max-lookahead", "65"], "--max-lookahead: input should be less"),
+        (["--model", "m", "--log-level", "loud"], "--log-level: input should be 'debug'"),
+        (["--model", "m", "--colour", "red"], "unrecognized arguments: --colour red"),
+        (["--model"], "argument --model: expected one argument"),
+    ],
+)
+def test_errors_name_the_flag(arguments: list[str], message: str) -> None:
+    with pytest.raises(ConfigError) as failure:
+        parse_config(TargetConfig, arguments)
+    assert message in str(failure.value)
+    assert "\n" not in str(failure.value)
+
+
+def test_proposers_are_a_list_with_the_default_first() -> None:
+    config = parse_config(DraftConfig, ["--model", "m", "--proposers", "prompt_lookup,model"])
+    assert config.kinds == (draft_pb2.PROPOSER_PROMPT_LOOKUP, draft_pb2.PROPOSER_MODEL)
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        ("medusa", "'medusa' is no proposer"),
+        ("model,model", "a proposer stands twice"),
+        ("", "'' is no proposer"),
+        ("early_exit", "early_exit needs --early-exit-layers"),
+    ],
+)
+def test_bad_proposers_are_named(value: str, message: str) -> None:
+    with pytest.raises(ConfigError) as failure:
+        parse_config(DraftConfig, ["--model", "m", "--proposers", value])
+    assert message in str(failure.value)
