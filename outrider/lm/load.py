@@ -91,7 +91,7 @@ def load_engine(model: str, options: EngineOptions = EngineOptions(), progress: 
     if source.kind is SourceKind.SYNTHETIC:
         from outrider.lm.synthetic import SyntheticEngine
 
-        return SyntheticEngine(SyntheticSpec.parse(source.location))
+        return SyntheticEngine(SyntheticSpec.parse(source.location), source.name)
     if options.threads:
         torch.set_num_threads(options.threads)
     device = _device(options.device)
