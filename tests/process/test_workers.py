@@ -113,7 +113,7 @@ async def test_j7_sigterm_lets_running_work_finish_and_refuses_new_work() -> Non
                 stub.Verify(target_pb2.VerifyRequest(items=[verify_item("s", [1])]), timeout=READY_SECONDS)
             )
             info = target_pb2.TargetServiceGetInfoRequest()
-            while not (await stub.GetInfo(info, timeout=READY_SECONDS)).load.queued_items:  # noqa: ASYNC110
+            while not (await stub.GetInfo(info, timeout=READY_SECONDS)).load.queued_items:
                 assert not running.done()
             process.send_signal(signal.SIGTERM)
             assert (await running).results[0].status.code == 0
