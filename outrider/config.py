@@ -59,5 +59,6 @@ def parse_config(config_class: type[Config], arguments: Sequence[str]) -> Config
 
 
 def _sentence(location: tuple[int | str, ...], message: str) -> str:
-    flag = "--" + "-".join(str(part) for part in location).replace("_", "-")
-    return f"{flag}: {message[:1].lower()}{message[1:]}"
+    flag = "--" + "-".join(str(part) for part in location).replace("_", "-") + ": " if location else ""
+    plain = message.removeprefix("Value error, ")
+    return f"{flag}{plain[:1].lower()}{plain[1:]}"

@@ -165,6 +165,20 @@ async def test_half_closing_ends_the_stream_with_ok_after_what_is_pending() -> N
         assert await stream.call.code() is grpc.StatusCode.OK
 
 
+async def test_half_closing_does_not_wait_for_what_was_given_up() -> None:
+    model = engine()
+    async with start_draft(model) as draft:
+        stream = draft.stream()
+        model.hold()
+        await stream.send(open_command("s", [1, 2], 3))
+        await model.until_in_pass()
+        await stream.send(close_command("s"))
+        await stream.call.done_writing()
+        await eventually(lambda: draft.service.streams[0].read_all)
+        model.let_go()
+        assert await stream.end() is grpc.StatusCode.OK
+
+
 async def test_a_full_queue_answers_with_retry_info() -> None:
     model = engine()
     async with start_draft(model, max_queue_items=2) as draft:

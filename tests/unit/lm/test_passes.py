@@ -1,6 +1,7 @@
 """Planning of passes, and room in the KV cache."""
 
 import pytest
+import torch
 
 from outrider.lm.passes import PassRunner, Work, plan
 from outrider.lm.session_cache import Session, SessionCache
@@ -51,11 +52,11 @@ def runner(pages: int, budget: int = 64) -> tuple[PassRunner, ScriptedEngine, Se
     return PassRunner(engine, cache, budget=budget, short=4), engine, cache, busy
 
 
-def opened(cache: SessionCache[str], busy: set[str], number: int, tokens: int) -> Work:
+def opened(cache: SessionCache[str], busy: set[str], number: int, tokens: int, rows: int = 1) -> Work:
     session = cache.open(str(number))
     session.extend(int32([number] * tokens))
     busy.add(session.key)
-    return Work(session, tokens, tokens - 1, number)
+    return Work(session, tokens, tokens - rows, number)
 
 
 def test_rows_of_a_work_in_pieces_come_in_order() -> None:
@@ -91,9 +92,9 @@ def test_without_idle_sessions_the_youngest_waits_and_then_gives_way() -> None:
 
 def test_a_displaced_work_begins_anew_with_the_right_rows() -> None:
     passes, _, cache, busy = runner(pages=4, budget=8)
-    young = opened(cache, busy, 1, 14)
+    young = opened(cache, busy, 1, 14, rows=9)
     assert passes.run([young]) is None
-    assert young.session.cached == 8
+    assert (young.session.cached, sum(len(rows) for rows in young.rows)) == (8, 3)
     old = opened(cache, busy, 0, 15)
     while old.remaining:
         assert passes.run([old, young]) is None
@@ -101,7 +102,7 @@ def test_a_displaced_work_begins_anew_with_the_right_rows() -> None:
     busy.discard("0")
     while young.remaining:
         assert passes.run([young]) is None
-    assert [rows.argmax(1).tolist() for rows in young.rows] == [[2]]
+    assert torch.cat(young.rows).argmax(1).tolist() == [2] * 9
 
 
 def test_what_cannot_fit_alone_is_handed_back() -> None:
