@@ -9,16 +9,14 @@ import torch
 
 from orchestrator.links.draft import DraftLink
 from outrider.lm.engine import Engine
-from outrider.lm.synthetic_spec import SyntheticSpec
-from outrider.lm.tokenizer import synthetic_tokenizer, vocabulary_of
 from outrider.net.arrays import int32s
 from outrider.v1.draft_pb2 import DraftEvent
-from tests.harness.engines_lm import own_logits, own_model, text, tiny_engine
+from tests.harness.engines_lm import own_logits, own_model, served_tiny_engine, text
 from tests.harness.models import CONTEXT, VOCAB
 from tests.harness.orchestrator import ask
 from tests.harness.parity import first_mismatch, generate_alone
 from tests.harness.system import start_system
-from tests.harness.wrappers import ChangedEngine, RecordingEngine, always_wrong, served_as
+from tests.harness.wrappers import ChangedEngine, RecordingEngine, always_wrong
 
 GREEDY = {"temperature": 0.0}
 LOOKAHEADS = range(1, 9)
@@ -26,13 +24,6 @@ TOKENIZER = f"synthetic:vocab_size={VOCAB}"
 # Added to a draft's logits: it then agrees with its target in a part of the positions.
 BIAS = torch.randn(VOCAB, generator=torch.Generator().manual_seed(4))
 ARCHITECTURES = ["llama", "qwen2_biases", "mistral_window", "gemma3"]
-
-
-def engine(architecture: str, **changes: object) -> Engine:
-    """A tiny model that is served under the synthetic vocabulary of its size."""
-    inner = tiny_engine(architecture, pages=1200, **changes)  # type: ignore[arg-type]
-    vocabulary = vocabulary_of(synthetic_tokenizer(SyntheticSpec(vocab_size=VOCAB)))
-    return ChangedEngine(inner, info=served_as(inner.info, vocabulary))
 
 
 def resembling(inner: Engine) -> Engine:
@@ -47,7 +38,9 @@ async def test_a21_k1_every_lookahead_says_what_generate_says(architecture: str)
     expected = [(prompt, generate_alone(model, prompt, 40)) for prompt in prompts]
     cases = [(prompt, ids, lookahead) for prompt, ids in expected for lookahead in LOOKAHEADS]
     for kind in (lambda inner: inner, resembling, always_wrong):
-        async with start_system(engine(architecture), kind(engine(architecture)), tokenizer=TOKENIZER) as system:
+        async with start_system(
+            served_tiny_engine(architecture), kind(served_tiny_engine(architecture)), tokenizer=TOKENIZER
+        ) as system:
             requests = (ask(prompt, max_tokens=40, lookahead=lookahead, **GREEDY) for prompt, _, lookahead in cases)
             generations = await system.generate_all(requests)
         for (prompt, ids, lookahead), one in zip(cases, generations, strict=True):
@@ -61,7 +54,9 @@ async def test_a21_k1_every_lookahead_says_what_generate_says(architecture: str)
 async def test_c2_the_targets_own_draft_is_accepted_whole_over_256_tokens() -> None:
     """A draft that misses a token after a block accepted whole is found here: its next block is wrong."""
     changes = {"max_position_embeddings": 2 * CONTEXT, "eos_token_id": None}
-    async with start_system(engine("llama", **changes), engine("llama", **changes), tokenizer=TOKENIZER) as system:
+    async with start_system(
+        served_tiny_engine("llama", **changes), served_tiny_engine("llama", **changes), tokenizer=TOKENIZER
+    ) as system:
         requests = (ask(text(5, 3).tolist(), max_tokens=256, lookahead=lookahead, **GREEDY) for lookahead in LOOKAHEADS)
         generations = await system.generate_all(requests)
     for lookahead, one in zip(LOOKAHEADS, generations, strict=True):
@@ -84,7 +79,7 @@ async def test_c1_caches_hold_the_committed_tokens_after_every_round(monkeypatch
 
     monkeypatch.setattr(DraftLink, "_dispatch", seen)
     changes = {"eos_token_id": None}
-    target, draft = (RecordingEngine(engine("mistral_window", **changes)) for _ in range(2))
+    target, draft = (RecordingEngine(served_tiny_engine("mistral_window", **changes)) for _ in range(2))
     model, prompt, lookahead = own_model("mistral_window"), text(9, 2).tolist(), 4
     async with start_system(target, resembling(draft), tokenizer=TOKENIZER) as system:
         target.fed.clear()
