@@ -9,6 +9,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 
+from orchestrator.running import being_cancelled
 from outrider.net.errors import OutriderError
 from outrider.v1 import types_pb2
 from outrider.v1.target_pb2 import VerifyItem, VerifyResponse, VerifyResult
@@ -91,18 +92,12 @@ class Batcher:
         except OutriderError as error:
             _fail(futures, error)
         except asyncio.CancelledError:
-            if _being_cancelled():
+            if being_cancelled():
                 raise
         finally:
             _fail(futures, OutriderError(types_pb2.ERROR_REASON_NO_WORKER, "the verify call was abandoned"))
             for future in futures:
                 future.remove_done_callback(abandon)
-
-
-def _being_cancelled() -> bool:
-    """Whether the running task is to end, as opposed to something that it awaited having been cancelled."""
-    task = asyncio.current_task()
-    return task is not None and task.cancelling() > 0
 
 
 def _cancel_when_all_done(
