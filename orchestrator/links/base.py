@@ -86,6 +86,8 @@ class Link(ABC):
                 self._down(describe(error))
             except OutriderError as error:
                 self._down(error.message)
+            except TimeoutError:
+                self._down("the worker did not answer in time")
             except asyncio.CancelledError:
                 self.usable, self.reason = False, "closed"
                 raise
