@@ -47,6 +47,14 @@ class Proposal:
     law: SparseLaw
     reason: Reason = orchestrator_pb2.PLAIN_REASON_UNSPECIFIED
 
+    def head(self, count: int) -> "Proposal":
+        """The first tokens of the block. Where it is cut does not depend on them, so the output's law stays."""
+        if count == len(self.tokens):
+            return self
+        if count == 0:
+            return no_block(orchestrator_pb2.PLAIN_REASON_DISABLED)
+        return Proposal(self.tokens[:count], self.law.head(count))
+
 
 def no_block(reason: Reason) -> Proposal:
     """A round without a block."""
