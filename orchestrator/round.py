@@ -33,6 +33,7 @@ async def run_round(session: Session, services: Services) -> tuple[Emission, Rou
 
     proposal = await session.drafting.block(stats)  # draft
     logits = await session.verifying.rows(session.tokens, proposal.tokens, stats)  # verify
+    proposal = proposal.head(len(logits) - 1)
     outcome = await services.judge.outcome(session.plan, session.tokens.view(), proposal, logits, stats)  # accept
     kept = session.output.keep(round_tokens(proposal, outcome))
     await commit(session, kept, services.store, stats)

@@ -26,9 +26,18 @@ _TRANSIENT = {
     types_pb2.ERROR_REASON_QUEUE_FULL,
 }
 _LOST = {types_pb2.ERROR_REASON_SESSION_NOT_FOUND, types_pb2.ERROR_REASON_PREFIX_MISMATCH}
+# What ends a session as it is. Anything else that a target says is about our messages, not about the client's.
+_FINAL = {
+    types_pb2.ERROR_REASON_NON_FINITE_LOGITS,
+    types_pb2.ERROR_REASON_CONTEXT_EXCEEDED,
+    types_pb2.ERROR_REASON_STALE_EPOCH,
+    types_pb2.ERROR_REASON_NO_PROGRESS,
+}
 # A worker that misses a prefix that the same message carried is broken.
 _MAX_LOST = 3
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.05, 2.0
+# The wire's limit on a block.
+_NO_LIMIT = 64
 
 
 @dataclass
@@ -65,24 +74,27 @@ class Verifying:
         self._peer = PeerPrefix()
 
     async def rows(self, tokens: TokenBuffer, draft_tokens: Int32Array, stats: RoundStats) -> torch.Tensor:
-        """[lookahead + 1, vocab_size] float32 logits for the positions after `tokens`.
+        """[n + 1, vocab_size] float32 logits for the positions after `tokens`: of the first n draft tokens.
 
-        Moves to another worker and re-sends the prefix as needed. Raises OutriderError when no worker answered within
-        the fail-over timeout, or with the item's own reason (NON_FINITE_LOGITS, STALE_EPOCH, ...).
+        n is lookahead, or less when the worker takes only shorter blocks. Moves to another worker and re-sends the
+        prefix as needed. Raises OutriderError: when no worker answered within the fail-over timeout; NO_PROGRESS when
+        one answered nonsense; or with the item's own reason (NON_FINITE_LOGITS, STALE_EPOCH, ...).
         """
         patience = _Patience(asyncio.get_running_loop().time() + self._failover_timeout)
         start = time.perf_counter()
         while True:
             try:
-                result = await self._attempt(tokens, draft_tokens, stats, patience)
-                logits = logits_from_message(result.logits, len(draft_tokens) + 1)
+                logits = await self._attempt(tokens, draft_tokens, stats, patience)
             except OutriderError as error:
                 await self._recover(error, patience)
-            except ArrayError as error:
-                raise OutriderError(types_pb2.ERROR_REASON_NO_PROGRESS, f"the target's answer: {error}") from error
             else:
                 stats.verify_micros = micros_since(start)
                 return logits
+
+    @property
+    def longest_block(self) -> int:
+        """Most draft tokens that make sense; more than 0."""
+        return max(1, self._link.max_lookahead) if self._link is not None else _NO_LIMIT
 
     def learned(self, length: int) -> None:
         """The worker holds the committed tokens up to `length`."""
@@ -97,16 +109,17 @@ class Verifying:
 
     async def _attempt(
         self, tokens: TokenBuffer, draft_tokens: Int32Array, stats: RoundStats, patience: _Patience
-    ) -> VerifyResult:
+    ) -> torch.Tensor:
         link = await self._bound(patience)
-        item = self._item(tokens, draft_tokens)
+        item = self._item(tokens, draft_tokens[: link.max_lookahead])
         result = await link.verify(item)
         stats.wire_bytes += item.ByteSize() + result.ByteSize()
         stats.target_passes += result.timing.passes
         stats.verify_forward_micros += result.timing.forward_micros
         if result.status.code:
             raise from_status(result.status)
-        return result
+        assert link.model is not None
+        return _logits(item, result, link.model.vocab_size)
 
     async def _bound(self, patience: _Patience) -> TargetLink:
         if self._link is not None and not self._link.usable:
@@ -139,7 +152,9 @@ class Verifying:
             self._metrics.prefix_resent()
             self._peer.lost()
             return
-        if error.reason not in _TRANSIENT or patience.left() <= 0:
+        if error.reason not in _TRANSIENT:
+            raise error if error.reason in _FINAL else _no_progress(f"the target refused its work: {error.message}")
+        if patience.left() <= 0:
             raise error
         if error.reason != types_pb2.ERROR_REASON_QUEUE_FULL:
             self._avoid = self._link
@@ -152,3 +167,18 @@ class Verifying:
         if self._link is not None:
             self._link.sessions -= 1
             self._link = None
+
+
+def _logits(item: VerifyItem, result: VerifyResult, vocab_size: int) -> torch.Tensor:
+    """The rows of an answer. Raises OutriderError when they are not those of the item."""
+    try:
+        logits = logits_from_message(result.logits, len(item.draft_tokens) // 4 + 1)
+    except ArrayError as error:
+        raise _no_progress(f"the target's answer: {error}") from error
+    if logits.shape[1] != vocab_size:
+        raise _no_progress(f"the target's answer: rows of {logits.shape[1]} logits for {vocab_size} tokens")
+    return logits
+
+
+def _no_progress(message: str) -> OutriderError:
+    return OutriderError(types_pb2.ERROR_REASON_NO_PROGRESS, message)
