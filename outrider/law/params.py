@@ -137,9 +137,11 @@ def to_law_spec(params: LawParams, seed: int) -> "LawSpec":
 
 
 def from_law_spec(message: "LawSpec") -> tuple[LawParams, int]:
-    """The inverse of `to_law_spec`: (params, seed). Ranges are not checked here."""
+    """The inverse of `to_law_spec`: (params, seed). Ranges are not checked here. Raises ParamError on broken bytes."""
     from dataclasses import replace
 
+    if len(message.stop_token_ids) % 4:
+        raise ParamError("law.stop_token_ids", f"has {len(message.stop_token_ids)} bytes, not a multiple of 4")
     params = replace(
         from_sampling(message.sampling),
         prompt_length=message.prompt_length,

@@ -115,6 +115,20 @@ async def test_h1_a_client_that_goes_while_its_session_is_stored_leaves_none_tha
         assert state.finish_reason == orchestrator_pb2.FINISH_REASON_CANCELLED
 
 
+async def test_h1_the_workers_are_freed_without_waiting_for_a_store_that_does_not_answer(server: ValkeyServer) -> None:
+    async with over(server, timeout=10 * DEADLINE) as (orchestrator, target):
+        client = Client(orchestrator, ask(PROMPT, max_tokens=LONG, session_id="gone"))
+        await client.until_tokens(10)
+        server.pause()
+        client.cancel()
+        await eventually(lambda: not orchestrator.core.sessions and not target.service.load().open_sessions)
+        assert orchestrator.core._endings
+        server.resume()
+        await eventually(lambda: not orchestrator.core._endings)
+        state = await stored(orchestrator, "gone")
+        assert state.finish_reason == orchestrator_pb2.FINISH_REASON_CANCELLED
+
+
 async def test_g11_an_owner_that_lost_its_session_stops(server: ValkeyServer) -> None:
     async with over(server) as (orchestrator, _):
         client = Client(orchestrator, ask(PROMPT, max_tokens=LONG, session_id="taken"))

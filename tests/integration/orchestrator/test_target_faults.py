@@ -190,6 +190,20 @@ async def test_g8_a_target_that_answers_nonsense_ends_the_session_at_once(name: 
         assert len(target.calls) == calls
 
 
+async def test_g6_a_target_that_fails_while_its_health_is_well_is_left_for_another() -> None:
+    async with fake_target(answering(failing("ENGINE_FAILED"))) as bad, start_target(target_engine()) as good:
+        async with start_orchestrator([bad.address, good.address]) as orchestrator:
+            prompts = [(index, 9) for index in range(4)]
+            generations = await asyncio.gather(
+                *(orchestrator.generate(ask(prompt, temperature=0)) for prompt in prompts)
+            )
+            assert [one.ids for one in generations] == [greedy_output(prompt, 20) for prompt in prompts]
+            # Each session that began there tried it once; nothing is booked there any more.
+            assert 1 <= len(bad.calls) <= 4
+            await eventually(lambda: not orchestrator.core.sessions and not good.service.load().open_sessions)
+            assert [link.sessions for link in orchestrator.core.targets.links] == [0, 0]
+
+
 @pytest.mark.parametrize("answer", [failing("ENGINE_FAILED"), odd_reason, failing("DRAINING"), failing("NO_WORKER")])
 async def test_g8_a_target_that_keeps_failing_is_tried_a_few_times_and_no_longer_than_the_failover_time(
     answer: Answer,
