@@ -1,9 +1,11 @@
 """How a proposer draws: truncate, renormalise, round to the numbers on the wire, and only then draw from them."""
 
+from collections.abc import Sequence
+
 import numpy as np
 import torch
 
-from outrider.law.noise import Purpose, RoundNoise
+from outrider.law.noise import Purpose, RoundNoise, exponentials_of_rows
 from outrider.law.race import race
 from outrider.law.sparse import Float32Array, Int32Array
 
@@ -30,6 +32,19 @@ def truncate(probs: torch.Tensor, top: int) -> list[tuple[Int32Array, Float32Arr
 def propose(token_ids: Int32Array, probs: Float32Array, noise: RoundNoise, position: int) -> int:
     """The token that wins the PROPOSE race over exactly these numbers, for the draft token at `position`."""
     return int(token_ids[race(probs, noise.exponentials(Purpose.PROPOSE, position, token_ids))])
+
+
+def propose_each(
+    rows: Sequence[tuple[Int32Array, Float32Array]], noises: Sequence[RoundNoise], positions: Sequence[int]
+) -> list[int]:
+    """`propose` for the rows of many sessions at once: the same tokens for a tenth of the time."""
+    sizes = [len(token_ids) for token_ids, _ in rows]
+    token_ids = np.concatenate([ids for ids, _ in rows])
+    exponentials = exponentials_of_rows(Purpose.PROPOSE, noises, positions, sizes, token_ids)
+    ends = np.cumsum(sizes)[:-1]
+    return [
+        int(ids[race(probs, noise)]) for (ids, probs), noise in zip(rows, np.split(exponentials, ends), strict=True)
+    ]
 
 
 def point_mass(token: int) -> tuple[Int32Array, Float32Array]:

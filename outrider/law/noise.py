@@ -5,6 +5,7 @@ another replica repeats every draw bit for bit, and nobody holds a stream that c
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 
@@ -96,6 +97,39 @@ class RoundNoise:
 
     def _key(self) -> tuple[int, int]:
         return self.seed & _MASK, self.seed >> 32
+
+
+def exponentials_of_rows(
+    purpose: Purpose,
+    noises: Sequence[RoundNoise],
+    positions: Sequence[int],
+    sizes: Sequence[int],
+    token_ids: Int32Array,
+) -> Float64Array:
+    """`RoundNoise.exponentials` for rows of many sessions at once, bit for bit.
+
+    Args:
+        noises: [rows] each row's noise.
+        positions: [rows] each row's position.
+        sizes: [rows] entries of each row.
+        token_ids: [sum(sizes)] int32, the rows' tokens one after another.
+
+    Returns [sum(sizes)] float64.
+    """
+
+    def spread(words: Sequence[int]) -> Int64Array:
+        return np.repeat(np.array(words, dtype=np.int64), sizes)
+
+    high, low, _, _ = philox(
+        (
+            token_ids.astype(np.int64),
+            spread(positions),
+            spread([noise._base(purpose) for noise in noises]),
+            spread([int(purpose)] * len(noises)),
+        ),
+        (spread([noise._key()[0] for noise in noises]), spread([noise._key()[1] for noise in noises])),
+    )
+    return exponential_of(high, low)
 
 
 def _uniform(high: int, low: int) -> float:
