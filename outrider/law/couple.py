@@ -11,17 +11,17 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from outrider.law.philox import LARGEST_BELOW_ONE, Int64Array, philox, signed, uniform_of, wide, wide_blocks
+from outrider.law.philox import LARGEST_BELOW_ONE, Int64Array, key_of, philox, signed, uniform_of, wide, wide_blocks
 from outrider.law.sparse import Float32Array
 
 Float64Array = npt.NDArray[np.float64]
+UInt64Array = npt.NDArray[np.uint64]
 UInt16Array = npt.NDArray[np.uint16]
 
 # Purpose.COUPLE, the last word of every counter here.
 _PURPOSE = 4
 STEPS = 1 << 16
 _LANES = 16  # tokens of a 4x64 block
-_MASK = 0xFFFFFFFF
 # float32 products err by less than this; bounds are widened by it.
 _SLACK = 1.0 + 2.0**-20
 
@@ -31,6 +31,19 @@ def coarse(seed: int, position: int, count: int) -> UInt16Array:
     blocks = -(-count // _LANES)
     words = wide_blocks(seed, position << 64 | _PURPOSE << 128, blocks)
     return words.astype("<u8", copy=False).view("<u2")[:count]
+
+
+def coarse_of(seeds: UInt64Array, positions: Int64Array, token_ids: npt.NDArray[np.integer]) -> UInt16Array:
+    """The coarse bits of single tokens; all arrays are [n]. Dear when every token has a seed or position of its own."""
+    # In C a whole vocabulary costs less than a hundred tokens would in numpy.
+    steps = np.empty(len(token_ids), dtype=np.uint16)
+    changes = (seeds[1:] != seeds[:-1]) | (positions[1:] != positions[:-1])
+    for run in np.split(np.arange(len(token_ids)), np.flatnonzero(changes) + 1):
+        if len(run):
+            first = run[0]
+            ids = token_ids[run]
+            steps[run] = coarse(int(seeds[first]), int(positions[first]), int(ids.max()) + 1)[ids]
+    return steps
 
 
 def coarse_on(device: torch.device, seeds: Sequence[int], positions: Sequence[int], count: int) -> torch.Tensor:
@@ -47,12 +60,11 @@ def coarse_on(device: torch.device, seeds: Sequence[int], positions: Sequence[in
 
 
 def exponentials(
-    seeds: npt.NDArray[np.uint64], positions: Int64Array, token_ids: Int64Array, steps: npt.NDArray[np.integer]
+    seeds: UInt64Array, positions: Int64Array, token_ids: npt.NDArray[np.integer], steps: npt.NDArray[np.integer]
 ) -> Float64Array:
     """Race noise of tokens whose coarse bits are known; all arrays are [n]."""
-    key = ((seeds & np.uint64(_MASK)).astype(np.int64), (seeds >> np.uint64(32)).astype(np.int64))
     zero = np.zeros_like(positions)
-    high, low, _, _ = philox((token_ids, positions, zero, zero + _PURPOSE), key)
+    high, low, _, _ = philox((token_ids.astype(np.int64), positions, zero, zero + _PURPOSE), key_of(seeds))
     return -np.log1p(-np.minimum((steps + uniform_of(high, low)) / STEPS, LARGEST_BELOW_ONE))
 
 

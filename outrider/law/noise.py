@@ -13,12 +13,21 @@ import numpy as np
 import numpy.typing as npt
 
 from outrider.law import couple
-from outrider.law.philox import LARGEST_BELOW_ONE, Int64Array, philox, uniform_of
+from outrider.law.philox import LARGEST_BELOW_ONE, Int64Array, key_of, philox, uniform_of
 from outrider.law.sparse import Int32Array
 
 Float64Array = npt.NDArray[np.float64]
 
-__all__ = ["Float64Array", "Int64Array", "Purpose", "RoundNoise", "exponential_of", "philox", "uniform_of"]
+__all__ = [
+    "Float64Array",
+    "Int64Array",
+    "Purpose",
+    "RoundNoise",
+    "exponential_of",
+    "exponentials_of_rows",
+    "philox",
+    "uniform_of",
+]
 
 _MASK = 0xFFFFFFFF
 
@@ -67,7 +76,9 @@ class RoundNoise:
     ) -> Float64Array:
         """Race noise of each token: float64 array as long as token_ids. `position` is one for all or one for each."""
         if purpose is Purpose.COUPLE:
-            return self._couple(position, token_ids)
+            positions = np.broadcast_to(np.asarray(position, dtype=np.int64), token_ids.shape)
+            seeds = np.full(len(token_ids), self.seed, dtype=np.uint64)
+            return couple.exponentials(seeds, positions, token_ids, couple.coarse_of(seeds, positions, token_ids))
         high, low, _, _ = self._words(purpose, position, token_ids)
         return exponential_of(high, low)
 
@@ -77,16 +88,6 @@ class RoundNoise:
         """
         words = philox((_TAIL, position, self.base_length, int(purpose)), self._key())
         return -math.log1p(-_uniform(*words[:2])), _uniform(*words[2:])
-
-    def _couple(self, position: int | npt.NDArray[np.integer], token_ids: Int32Array) -> Float64Array:
-        positions = np.broadcast_to(np.asarray(position, dtype=np.int64), token_ids.shape)
-        steps = np.zeros(len(token_ids), dtype=np.uint16)
-        for one in np.unique(positions).tolist():
-            here = np.flatnonzero(positions == one)
-            ids = token_ids[here]
-            steps[here] = couple.coarse(self.seed, one, int(ids.max()) + 1)[ids]
-        seeds = np.full(len(token_ids), self.seed, dtype=np.uint64)
-        return couple.exponentials(seeds, positions, token_ids.astype(np.int64), steps)
 
     def _words(
         self, purpose: Purpose, position: int | npt.NDArray[np.integer], token: int | Int32Array
@@ -117,18 +118,13 @@ def exponentials_of_rows(
     Returns [sum(sizes)] float64.
     """
 
-    def spread(words: Sequence[int]) -> Int64Array:
-        return np.repeat(np.array(words, dtype=np.int64), sizes)
-
-    high, low, _, _ = philox(
-        (
-            token_ids.astype(np.int64),
-            spread(positions),
-            spread([noise._base(purpose) for noise in noises]),
-            spread([int(purpose)] * len(noises)),
-        ),
-        (spread([noise._key()[0] for noise in noises]), spread([noise._key()[1] for noise in noises])),
-    )
+    seeds = np.repeat(np.array([noise.seed for noise in noises], dtype=np.uint64), sizes)
+    places = np.repeat(np.array(positions, dtype=np.int64), sizes)
+    if purpose is Purpose.COUPLE:
+        return couple.exponentials(seeds, places, token_ids, couple.coarse_of(seeds, places, token_ids))
+    bases = np.repeat(np.array([noise.base_length for noise in noises], dtype=np.int64), sizes)
+    counter = (token_ids.astype(np.int64), places, bases, np.full_like(places, int(purpose)))
+    high, low, _, _ = philox(counter, key_of(seeds))
     return exponential_of(high, low)
 
 

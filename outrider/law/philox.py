@@ -71,6 +71,11 @@ def uniform_of(high: Int64Array, low: Int64Array) -> npt.NDArray[np.float64]:
     return np.minimum((high + (low + 0.5) * 2.0**-32) * 2.0**-32, LARGEST_BELOW_ONE)
 
 
+def key_of(seeds: npt.NDArray[np.uint64]) -> tuple[Int64Array, Int64Array]:
+    """The Philox 4x32 key of each seed: its (low, high) half."""
+    return (seeds & np.uint64(_MASK)).astype(np.int64), (seeds >> np.uint64(32)).astype(np.int64)
+
+
 def signed(word: int) -> int:
     """The int64 with the bits of an unsigned 64-bit word."""
     return word - (1 << 64) if word >> 63 else word

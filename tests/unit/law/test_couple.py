@@ -4,7 +4,7 @@ import torch
 from scipy import stats
 
 from outrider.law import couple
-from outrider.law.noise import Purpose, RoundNoise
+from outrider.law.noise import Purpose, RoundNoise, exponentials_of_rows
 from outrider.law.philox import wide, wide_blocks
 
 # Random123 1.14, tests/kat_vectors, philox4x64 10: (counter, key, answer), words from the low end.
@@ -94,3 +94,15 @@ def test_neighbours_seeds_and_positions_are_independent():
     draws.append(np.roll(draws[0], 1))
     draws.append(np.roll(draws[0], 16))
     assert np.abs(np.corrcoef(np.array(draws)) - np.eye(6)).max() < 0.03
+
+
+def test_many_rows_at_once_have_the_noise_of_each():
+    noises = [RoundNoise(5, 1), RoundNoise(5, 2), RoundNoise(2**64 - 1, 3)]
+    positions, sizes = [40, 41, 41], [3, 4, 2]
+    ids = np.array([9, 0, 5, 1, 2, 3, 17, 800, 4], np.int32)
+    alone = [
+        noise.exponentials(Purpose.COUPLE, position, part)
+        for noise, position, part in zip(noises, positions, np.split(ids, [3, 7]), strict=True)
+    ]
+    together = exponentials_of_rows(Purpose.COUPLE, noises, positions, sizes, ids)
+    assert together.tolist() == np.concatenate(alone).tolist()
