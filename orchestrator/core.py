@@ -112,7 +112,7 @@ class Orchestrator:
     def _limits(self) -> ServingLimits:
         models = [link.model for link in self.targets.usable if link.model is not None]
         if not models:
-            raise OutriderError(types_pb2.ERROR_REASON_NO_WORKER, "no target worker is ready", retry_after=1.0)
+            raise self.targets.nobody()
         longest = min(link.max_lookahead for link in self.targets.usable)
         return ServingLimits(
             vocab_size=self._vocabulary.size,
