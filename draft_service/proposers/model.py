@@ -13,7 +13,7 @@ import torch
 from draft_service.commands import Key
 from draft_service.config import MAX_LOOKAHEAD
 from draft_service.job import Job
-from outrider.law.draft import propose, truncate
+from outrider.law.draft import propose_each, truncate
 from outrider.law.sparse import Float32Array, Int32Array
 from outrider.law.transforms import NonFiniteLogits, RowContext, law_probs
 from outrider.lm.engine import Engine
@@ -88,8 +88,9 @@ class ModelProposer:
         if not drawing:
             return
         laws = self._laws([job for job, _ in drawing], torch.cat([row for _, row in drawing]))
-        for job, row in laws:
-            token = propose(*row, job.noise, job.position)
+        rows = [row for _, row in laws]
+        tokens = propose_each(rows, [job.noise for job, _ in laws], [job.position for job, _ in laws]) if rows else []
+        for (job, row), token in zip(laws, tokens, strict=True):
             job.add(token, row)
             job.session.extend(np.array([token], np.int32))
 

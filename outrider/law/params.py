@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 GREEDY_TEMPERATURE = 1e-5
 
 # Changes whenever the same logits, parameters and seed would give other probabilities or another draw.
-LAW_VERSION = 1
+LAW_VERSION = 2
 
 MAX_LOGIT_BIAS = 1024
 MAX_TOP_K = 1 << 20

@@ -95,7 +95,9 @@ class SyntheticEngine:
         windows = [self._append(segment) for segment in segments]
         logits = self._rows.lookup(np.concatenate(windows))
         positions = sum(len(segment.tokens) for segment in segments)
-        time.sleep(self._spec.pass_ms / 1e3 + positions * self._spec.position_us / 1e6)
+        seconds = self._spec.pass_ms / 1e3 + positions * self._spec.position_us / 1e6
+        if seconds:
+            time.sleep(seconds)
         cut = torch.from_numpy(logits)[:, : self._spec.vocab_size]
         return list(torch.split(cut, [segment.rows for segment in segments]))
 

@@ -10,6 +10,7 @@ import grpc
 import numpy as np
 import torch
 from grpc_health.v1 import health_pb2, health_pb2_grpc
+from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 
 from draft_service.config import DraftConfig
 from draft_service.service import SERVICE_NAME as DRAFT_SERVICE
@@ -41,6 +42,21 @@ async def eventually(condition: Callable[[], Any]) -> None:
     async with asyncio.timeout(DEADLINE):
         while not condition():  # noqa: ASYNC110
             await asyncio.sleep(0.005)
+
+
+def counted(reader: InMemoryMetricReader, name: str) -> float:
+    """The sum of a counter over all its attributes."""
+    data = reader.get_metrics_data()
+    assert data is not None
+    found = [
+        point.value  # type: ignore[union-attr]
+        for resource in data.resource_metrics
+        for scope in resource.scope_metrics
+        for metric in scope.metrics
+        if metric.name == name
+        for point in metric.data.data_points
+    ]
+    return sum(found)
 
 
 def int32(tokens: Sequence[int]) -> np.ndarray[Any, np.dtype[np.int32]]:

@@ -23,6 +23,7 @@ from tests.harness.workers import (
     advance_command,
     block_of,
     close_command,
+    counted,
     draft_error,
     eventually,
     int32,
@@ -205,22 +206,8 @@ async def test_k3_non_finite_logits_fail_their_session_alone() -> None:
         assert len(block_of(events["well"])[0]) == 3
         again = await stream.ask(advance_command("sick", [3, 3, 1], 3))
         assert draft_error(again).reason == reason("SESSION_NOT_FOUND")
-        assert _counted(reader, "outrider.draft.non_finite_logits") == 1
-        assert _counted(reader, "outrider.draft.tokens") == 3
-
-
-def _counted(reader: InMemoryMetricReader, name: str) -> float:
-    data = reader.get_metrics_data()
-    assert data is not None
-    found = [
-        point.value  # type: ignore[union-attr]
-        for resource in data.resource_metrics
-        for scope in resource.scope_metrics
-        for metric in scope.metrics
-        if metric.name == name
-        for point in metric.data.data_points
-    ]
-    return sum(found)
+        assert counted(reader, "outrider.draft.non_finite_logits") == 1
+        assert counted(reader, "outrider.draft.tokens") == 3
 
 
 async def test_no_page_for_a_sequence_fails_it_alone() -> None:

@@ -6,15 +6,18 @@ import grpc
 import numpy as np
 import pytest
 import torch
+from opentelemetry.sdk.metrics import MeterProvider
+from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 
 from outrider.lm.engine import Segment
 from outrider.lm.synthetic import SyntheticEngine
 from outrider.lm.synthetic_spec import SyntheticSpec
 from outrider.net.arrays import to_bytes
 from outrider.net.errors import from_rpc_error
+from outrider.observe.metrics import WorkerMetrics
 from outrider.v1 import target_pb2
 from tests.harness.engines import ScriptedEngine, next_token_script
-from tests.harness.workers import error_of, int32, reason, rows_of, start_target, verify_item
+from tests.harness.workers import counted, error_of, int32, reason, rows_of, start_target, verify_item
 
 SPEC = SyntheticSpec(vocab_size=13, padded_vocab_size=16, order=3, context_length=256)
 
@@ -187,11 +190,15 @@ async def test_k3_non_finite_logits_fail_their_session_alone(bad: float | str) -
             row = [float("-inf")] * 4 if bad == "all -inf" else [0.0, float(bad), 1.0, 2.0]
         return row
 
-    async with start_target(ScriptedEngine(script, vocab_size=4)) as target:
+    reader = InMemoryMetricReader()
+    metrics = WorkerMetrics("target", MeterProvider([reader]))
+    async with start_target(ScriptedEngine(script, vocab_size=4), metrics=metrics) as target:
         sick, well = await target.verify(verify_item("sick", [3, 3], [1, 2, 0]), verify_item("well", [1, 2], [1, 2]))
         assert error_of(sick).reason == reason("NON_FINITE_LOGITS")
         assert error_of(sick).code is grpc.StatusCode.INTERNAL
         assert rows_of(well, 3)[0].tolist() == [0.0, 1.0, 2.0, float("-inf")]
+        assert counted(reader, "outrider.target.non_finite_logits") == 1
+        assert counted(reader, "outrider.target.answers") == 2
         (again,) = await target.verify(verify_item("sick", [3, 3, 1], new=1))
         assert error_of(again).reason == reason("SESSION_NOT_FOUND")
 

@@ -2,7 +2,7 @@ import numpy as np
 import torch
 from scipy import stats
 
-from outrider.law.draft import point_mass, propose, truncate
+from outrider.law.draft import point_mass, propose, propose_each, truncate
 from outrider.law.noise import Purpose, RoundNoise
 from outrider.law.race import scores
 
@@ -49,6 +49,17 @@ def test_propose_draws_from_exactly_the_numbers_shipped():
     assert ids[winners[:200]].tolist() == [propose(ids, probs, noise, position) for position in range(200)]
     seen = np.bincount(winners, minlength=len(ids))
     assert stats.chisquare(seen, probs.astype(float) / probs.sum(dtype=float) * len(winners)).pvalue > 1e-3
+
+
+def test_rows_of_many_sessions_are_drawn_as_each_alone():
+    generator = torch.Generator().manual_seed(1)
+    probs = (torch.randn(40, 60, generator=generator) * 2).softmax(dim=1)
+    rows = [truncate(row[None], 1 + index)[0] for index, row in enumerate(probs)]
+    noises = [RoundNoise((index * 0x9E3779B97F4A7C15) % 2**64, index % 7) for index in range(40)]
+    positions = [3 * index for index in range(40)]
+    alone = [propose(*row, noise, position) for row, noise, position in zip(rows, noises, positions, strict=True)]
+    assert propose_each(rows, noises, positions) == alone
+    assert propose_each(rows[:1], noises[:1], positions[:1]) == alone[:1]
 
 
 def test_a_point_mass_proposes_itself():
