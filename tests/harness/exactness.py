@@ -85,11 +85,14 @@ def _relative_rate(run: Callable[..., int], runner: int | None, reference: int) 
 
 def _tail_law(run: Callable[[float], int], vocab_size: int) -> np.ndarray:
     """Lengths of the intervals of the uniform that give each token; tokens ascend with it."""
-    edges = [0.0]
-    for token in range(vocab_size):
-        reached = run(LARGEST) <= token
-        edges.append(1.0 if reached else threshold(lambda uniform, token=token: run(uniform) <= token, 0.0, 1.0))
-    return np.diff(edges)
+    law, edge = np.zeros(vocab_size), 0.0
+    while edge < 1.0:
+        token = run(min(max(float(np.nextafter(edge, 1.0)), ALWAYS), LARGEST))
+        last = run(LARGEST) <= token
+        end = 1.0 if last else threshold(lambda uniform, token=token: run(uniform) <= token, 0.0, 1.0)
+        law[token] += end - edge
+        edge = max(end, float(np.nextafter(edge, 1.0)))
+    return law
 
 
 def threshold(holds: Callable[[float], bool], low: float, high: float) -> float:
