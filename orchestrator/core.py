@@ -164,7 +164,7 @@ class Orchestrator:
         metrics, config = self.services.metrics, self.config
         output = Output(plan.stop, self._spelling, plan.prompt)
         drafting = Drafting(plan, FIRST_EPOCH, self.drafts, metrics, config.draft_timeout)
-        verifying = Verifying(plan, FIRST_EPOCH, self.targets, metrics, config.failover_timeout)
+        verifying = Verifying(plan, FIRST_EPOCH, self.targets, metrics, config.failover_timeout, self._vocabulary.size)
         return Session(plan, FIRST_EPOCH, output, drafting, verifying)
 
     async def _end(self, session: Session, reason: "FinishReason.ValueType") -> None:

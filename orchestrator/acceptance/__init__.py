@@ -5,26 +5,47 @@ first rejection; a *bonus* token is drawn after a block accepted whole; *plain* 
 `target_probs` is the target's law, `draft_probs` the law that the draft token was drawn from.
 """
 
+import numpy as np
+
+from orchestrator.acceptance.block import block
+from orchestrator.acceptance.coupled import coupled
 from orchestrator.acceptance.greedy import greedy
 from orchestrator.acceptance.outcome import Outcome
 from orchestrator.acceptance.ratio import ratio
 from outrider.law.noise import RoundNoise
-from outrider.law.sparse import Float32Array, Int32Array, SparseLaw
+from outrider.law.rows import SupportRows
+from outrider.law.sparse import Int32Array, SparseLaw
 from outrider.v1.orchestrator_pb2 import Acceptance
 
-__all__ = ["Outcome", "accept", "greedy", "ratio"]
+__all__ = ["Outcome", "accept", "block", "coupled", "greedy", "ratio"]
+
+_BY_LAW = {Acceptance.ACCEPTANCE_RATIO: ratio, Acceptance.ACCEPTANCE_BLOCK: block}
+_BY_TOKEN = {Acceptance.ACCEPTANCE_GREEDY: greedy, Acceptance.ACCEPTANCE_COUPLED: coupled}
 
 
 def accept(
     rule: "Acceptance.ValueType",
     draft_tokens: Int32Array,
     draft_law: SparseLaw,
-    target_probs: Float32Array,
+    rows: SupportRows | Int32Array,
     noise: RoundNoise,
 ) -> Outcome:
-    """Decides a round by the rule; arguments as in `ratio`. Raises ValueError for a rule that is none."""
-    if rule == Acceptance.ACCEPTANCE_GREEDY:
-        return greedy(draft_tokens, target_probs)
-    if rule == Acceptance.ACCEPTANCE_RATIO:
-        return ratio(draft_tokens, draft_law, target_probs, noise)
+    """Decides a round by the rule.
+
+    Args:
+        rule: any but UNSPECIFIED.
+        draft_tokens: [lookahead]; token i stands at position noise.base_length + i.
+        draft_law: [lookahead] rows; `greedy` and `coupled` do not look at it.
+        rows: of the target: SupportRows over the support of draft_law for `ratio` and `block`, the target's own
+            tokens, int32 [lookahead + 1], for `greedy` and `coupled`.
+        noise: of the round.
+
+    Raises ValueError for a rule that is none, rows of another rule, and what the rule itself refuses.
+    """
+    if rule in _BY_LAW and isinstance(rows, SupportRows):
+        return _BY_LAW[rule](draft_tokens, draft_law, rows, noise)
+    if rule in _BY_TOKEN and isinstance(rows, np.ndarray):
+        return _BY_TOKEN[rule](draft_tokens, rows)
+    if rule in _BY_LAW or rule in _BY_TOKEN:
+        raise ValueError(f"{Acceptance.Name(rule)} does not judge rows of type {type(rows).__name__}")
     raise ValueError(f"{rule} is no acceptance rule")

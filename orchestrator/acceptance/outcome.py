@@ -2,6 +2,9 @@
 
 from dataclasses import dataclass
 
+import numpy as np
+
+from outrider.law.sparse import Int32Array
 from outrider.v1.orchestrator_pb2 import TokenOrigin
 
 
@@ -25,3 +28,15 @@ def origin_after(accepted: int, lookahead: int) -> "TokenOrigin.ValueType":
     if accepted < lookahead:
         return TokenOrigin.TOKEN_ORIGIN_RECOVERED
     return TokenOrigin.TOKEN_ORIGIN_BONUS if lookahead else TokenOrigin.TOKEN_ORIGIN_PLAIN
+
+
+def follow(draft_tokens: Int32Array, target_tokens: Int32Array) -> Outcome:
+    """Keeps draft tokens [lookahead] as long as each is the target's token [lookahead + 1]; then the target's own.
+
+    Raises ValueError when there is not one target token more than draft tokens.
+    """
+    if len(target_tokens) != len(draft_tokens) + 1:
+        raise ValueError(f"{len(draft_tokens)} draft tokens need one row more, not {len(target_tokens)}")
+    wrong = np.flatnonzero(target_tokens[:-1] != draft_tokens)
+    accepted = int(wrong[0]) if len(wrong) else len(draft_tokens)
+    return Outcome(accepted, int(target_tokens[accepted]), origin_after(accepted, len(draft_tokens)))

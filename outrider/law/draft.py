@@ -29,18 +29,26 @@ def truncate(probs: torch.Tensor, top: int) -> list[tuple[Int32Array, Float32Arr
     return [_normalised(row_ids, row) for row_ids, row in zip(ids.cpu().numpy(), kept, strict=True)]
 
 
-def propose(token_ids: Int32Array, probs: Float32Array, noise: RoundNoise, position: int) -> int:
-    """The token that wins the PROPOSE race over exactly these numbers, for the draft token at `position`."""
-    return int(token_ids[race(probs, noise.exponentials(Purpose.PROPOSE, position, token_ids))])
+def propose(
+    token_ids: Int32Array, probs: Float32Array, noise: RoundNoise, position: int, purpose: Purpose = Purpose.PROPOSE
+) -> int:
+    """The token that wins the race over exactly these numbers, for the draft token at `position`.
+
+    `purpose` is COUPLE where the target races with the same noise, PROPOSE otherwise.
+    """
+    return int(token_ids[race(probs, noise.exponentials(purpose, position, token_ids))])
 
 
 def propose_each(
-    rows: Sequence[tuple[Int32Array, Float32Array]], noises: Sequence[RoundNoise], positions: Sequence[int]
+    rows: Sequence[tuple[Int32Array, Float32Array]],
+    noises: Sequence[RoundNoise],
+    positions: Sequence[int],
+    purpose: Purpose = Purpose.PROPOSE,
 ) -> list[int]:
     """`propose` for the rows of many sessions at once: the same tokens for a tenth of the time."""
     sizes = [len(token_ids) for token_ids, _ in rows]
     token_ids = np.concatenate([ids for ids, _ in rows])
-    exponentials = exponentials_of_rows(Purpose.PROPOSE, noises, positions, sizes, token_ids)
+    exponentials = exponentials_of_rows(purpose, noises, positions, sizes, token_ids)
     ends = np.cumsum(sizes)[:-1]
     return [
         int(ids[race(probs, noise)]) for (ids, probs), noise in zip(rows, np.split(exponentials, ends), strict=True)

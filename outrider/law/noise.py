@@ -1,35 +1,38 @@
 """All randomness of the system: a pure function of (seed, base length, position, purpose, token id).
 
-The generator is Philox 4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011). A retry, a
-fail-over or another replica repeats every draw bit for bit, and nobody holds a stream that could run out of step.
+The generator is Philox (philox.py); COUPLE noise has a construction of its own (couple.py). A retry, a fail-over or
+another replica repeats every draw bit for bit, and nobody holds a stream that could run out of step.
 """
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
+from outrider.law import couple
+from outrider.law.philox import LARGEST_BELOW_ONE, Int64Array, key_of, philox, uniform_of
 from outrider.law.sparse import Int32Array
 
-Int64Array = npt.NDArray[np.int64]
 Float64Array = npt.NDArray[np.float64]
 
-# 32-bit words in whatever multiplies modulo 2^64 or without bound.
-Words = TypeVar("Words", int, Int64Array, torch.Tensor)
+__all__ = [
+    "Float64Array",
+    "Int64Array",
+    "Purpose",
+    "RoundNoise",
+    "exponential_of",
+    "exponentials_of_rows",
+    "philox",
+    "uniform_of",
+]
 
 _MASK = 0xFFFFFFFF
-_MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
-_WEYL = (0x9E3779B9, 0xBB67AE85)
-_ROUNDS = 10
 
 # In the place of a token id: the noise of all tokens outside a draft law's support together. Never a token id.
 _TAIL = _MASK
-_LARGEST_BELOW_ONE = 1.0 - 2.0**-53
 
 
 class Purpose(IntEnum):
@@ -39,28 +42,6 @@ class Purpose(IntEnum):
     ACCEPT = 2
     RESAMPLE = 3
     COUPLE = 4
-
-
-def philox(
-    counter: tuple[Words, Words, Words, Words], key: tuple[Words, Words] | tuple[int, int]
-) -> tuple[Words, Words, Words, Words]:
-    """Philox 4x32-10.
-
-    Takes and returns 32-bit words as Python ints, numpy int64 or torch int64 arrays; arrays broadcast.
-    """
-    c0, c1, c2, c3 = counter
-    k0, k1 = key
-    for _ in range(_ROUNDS):
-        # int64 products wrap modulo 2^64, which keeps all bits; the mask undoes the arithmetic shift's sign.
-        p0, p1 = _MULTIPLIERS[0] * c0, _MULTIPLIERS[1] * c2
-        c0, c1, c2, c3 = (p1 >> 32 & _MASK) ^ c1 ^ k0, p1 & _MASK, (p0 >> 32 & _MASK) ^ c3 ^ k1, p0 & _MASK
-        k0, k1 = k0 + _WEYL[0] & _MASK, k1 + _WEYL[1] & _MASK
-    return c0, c1, c2, c3
-
-
-def uniform_of(high: Int64Array, low: Int64Array) -> Float64Array:
-    """Two words -> float64 in (0, 1): 2^-65 at the least, in steps of 2^-64 near 0, where races are won."""
-    return np.minimum((high + (low + 0.5) * 2.0**-32) * 2.0**-32, _LARGEST_BELOW_ONE)
 
 
 def exponential_of(high: Int64Array, low: Int64Array) -> Float64Array:
@@ -82,7 +63,7 @@ class RoundNoise:
 
     def uniform(self, purpose: Purpose, position: int) -> float:
         """A number in (0, 1)."""
-        high, low, _, _ = philox((0, position, self._base(purpose), int(purpose)), self._key())
+        high, low, _, _ = philox((0, position, self.base_length, int(purpose)), self._key())
         return _uniform(high, low)
 
     def uniforms(self, purpose: Purpose, positions: npt.NDArray[np.integer]) -> Float64Array:
@@ -94,6 +75,10 @@ class RoundNoise:
         self, purpose: Purpose, position: int | npt.NDArray[np.integer], token_ids: Int32Array
     ) -> Float64Array:
         """Race noise of each token: float64 array as long as token_ids. `position` is one for all or one for each."""
+        if purpose is Purpose.COUPLE:
+            positions = np.broadcast_to(np.asarray(position, dtype=np.int64), token_ids.shape)
+            seeds = np.full(len(token_ids), self.seed, dtype=np.uint64)
+            return couple.exponentials(seeds, positions, token_ids, couple.coarse_of(seeds, positions, token_ids))
         high, low, _, _ = self._words(purpose, position, token_ids)
         return exponential_of(high, low)
 
@@ -101,18 +86,15 @@ class RoundNoise:
         """(exponential, uniform) for all tokens outside a support together: the smallest of independent exponentials is
         exponential with the sum of the rates, and independent of which of them it is.
         """
-        words = philox((_TAIL, position, self._base(purpose), int(purpose)), self._key())
+        words = philox((_TAIL, position, self.base_length, int(purpose)), self._key())
         return -math.log1p(-_uniform(*words[:2])), _uniform(*words[2:])
 
     def _words(
         self, purpose: Purpose, position: int | npt.NDArray[np.integer], token: int | Int32Array
     ) -> tuple[Int64Array, Int64Array, Int64Array, Int64Array]:
         return philox(
-            (_column(token), _column(position), _column(self._base(purpose)), _column(int(purpose))), self._key()
+            (_column(token), _column(position), _column(self.base_length), _column(int(purpose))), self._key()
         )
-
-    def _base(self, purpose: Purpose) -> int:
-        return 0 if purpose is Purpose.COUPLE else self.base_length
 
     def _key(self) -> tuple[int, int]:
         return self.seed & _MASK, self.seed >> 32
@@ -136,23 +118,18 @@ def exponentials_of_rows(
     Returns [sum(sizes)] float64.
     """
 
-    def spread(words: Sequence[int]) -> Int64Array:
-        return np.repeat(np.array(words, dtype=np.int64), sizes)
-
-    high, low, _, _ = philox(
-        (
-            token_ids.astype(np.int64),
-            spread(positions),
-            spread([noise._base(purpose) for noise in noises]),
-            spread([int(purpose)] * len(noises)),
-        ),
-        (spread([noise._key()[0] for noise in noises]), spread([noise._key()[1] for noise in noises])),
-    )
+    seeds = np.repeat(np.array([noise.seed for noise in noises], dtype=np.uint64), sizes)
+    places = np.repeat(np.array(positions, dtype=np.int64), sizes)
+    if purpose is Purpose.COUPLE:
+        return couple.exponentials(seeds, places, token_ids, couple.coarse_of(seeds, places, token_ids))
+    bases = np.repeat(np.array([noise.base_length for noise in noises], dtype=np.int64), sizes)
+    counter = (token_ids.astype(np.int64), places, bases, np.full_like(places, int(purpose)))
+    high, low, _, _ = philox(counter, key_of(seeds))
     return exponential_of(high, low)
 
 
 def _uniform(high: int, low: int) -> float:
-    return min((high + (low + 0.5) * 2.0**-32) * 2.0**-32, _LARGEST_BELOW_ONE)
+    return min((high + (low + 0.5) * 2.0**-32) * 2.0**-32, LARGEST_BELOW_ONE)
 
 
 def _column(words: int | npt.NDArray[np.integer]) -> Int64Array:

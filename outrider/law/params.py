@@ -14,11 +14,19 @@ if TYPE_CHECKING:
 GREEDY_TEMPERATURE = 1e-5
 
 # Changes whenever the same logits, parameters and seed would give other probabilities or another draw.
-LAW_VERSION = 1
+LAW_VERSION = 2
 
 MAX_LOGIT_BIAS = 1024
 MAX_TOP_K = 1 << 20
 MAX_STOP_TOKENS = 64
+
+
+@dataclass(frozen=True)
+class SeededLaw:
+    """What a worker keeps of a LawSpec: the law's parameters and the seed of the session's noise."""
+
+    params: "LawParams"
+    seed: int
 
 
 class ParamError(ValueError):
@@ -137,7 +145,10 @@ def to_law_spec(params: LawParams, seed: int) -> "LawSpec":
 
 
 def from_law_spec(message: "LawSpec") -> tuple[LawParams, int]:
-    """The inverse of `to_law_spec`: (params, seed). Ranges are not checked here. Raises ParamError on broken bytes."""
+    """The inverse of `to_law_spec`: (params, seed). Ranges are not checked here.
+
+    Raises ParamError when stop_token_ids is no int32 array.
+    """
     from dataclasses import replace
 
     if len(message.stop_token_ids) % 4:

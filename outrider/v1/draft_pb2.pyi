@@ -35,6 +35,8 @@ class _ProposerEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Proposer.Val
     """The first layers of the target with its norm and head."""
     PROPOSER_PROMPT_LOOKUP: _Proposer.ValueType  # 3
     """Copies what followed the last tokens where they stood before in prompt or output."""
+    PROPOSER_PREDICTION: _Proposer.ValueType  # 4
+    """Copies the text that the client expects, from where the output has got to in it."""
 
 class Proposer(_Proposer, metaclass=_ProposerEnumTypeWrapper):
     """What makes blocks."""
@@ -47,6 +49,8 @@ PROPOSER_EARLY_EXIT: Proposer.ValueType  # 2
 """The first layers of the target with its norm and head."""
 PROPOSER_PROMPT_LOOKUP: Proposer.ValueType  # 3
 """Copies what followed the last tokens where they stood before in prompt or output."""
+PROPOSER_PREDICTION: Proposer.ValueType  # 4
+"""Copies the text that the client expects, from where the output has got to in it."""
 Global___Proposer: _TypeAlias = Proposer  # noqa: Y015
 
 @_typing.final
@@ -134,6 +138,9 @@ class Open(_message.Message):
     PROPOSER_FIELD_NUMBER: _builtins.int
     LOOKAHEAD_FIELD_NUMBER: _builtins.int
     LAW_TOP_FIELD_NUMBER: _builtins.int
+    COUPLED_FIELD_NUMBER: _builtins.int
+    OMIT_LAW_FIELD_NUMBER: _builtins.int
+    PREDICTION_FIELD_NUMBER: _builtins.int
     tokens: _builtins.bytes
     """All committed tokens. int32[base_length], at least 1."""
     proposer: Global___Proposer.ValueType
@@ -141,7 +148,13 @@ class Open(_message.Message):
     lookahead: _builtins.int
     """Longest block wanted, at most 64. 0: cache the prefix and answer with an empty block."""
     law_top: _builtins.int
-    """Most entries that a row of the draft law keeps. Range [1, 1024], 0 means the default 32."""
+    """Most entries that a row of the draft law keeps. Range [1, 65536], 0 means the default 32."""
+    coupled: _builtins.bool
+    """Whether tokens are drawn with COUPLE noise, which the target shares, instead of PROPOSE noise."""
+    omit_law: _builtins.bool
+    """Whether blocks travel without their law: `greedy` and `coupled` do not look at it."""
+    prediction: _builtins.bytes
+    """What the client expects the output to be, for PROPOSER_PREDICTION. int32[n], n <= 65536."""
     @_builtins.property
     def law(self) -> _types_pb2.LawSpec:
         """Law of the session; the draft draws from its own model's law under the same parameters."""
@@ -154,10 +167,13 @@ class Open(_message.Message):
         proposer: Global___Proposer.ValueType = ...,
         lookahead: _builtins.int = ...,
         law_top: _builtins.int = ...,
+        coupled: _builtins.bool = ...,
+        omit_law: _builtins.bool = ...,
+        prediction: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["law", b"law"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["law", b"law", "law_top", b"law_top", "lookahead", b"lookahead", "proposer", b"proposer", "tokens", b"tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["coupled", b"coupled", "law", b"law", "law_top", b"law_top", "lookahead", b"lookahead", "omit_law", b"omit_law", "prediction", b"prediction", "proposer", b"proposer", "tokens", b"tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -305,7 +321,7 @@ class Block(_message.Message):
     """int32[lookahead]: as many as asked for or fewer; none when the proposer has no proposal."""
     @_builtins.property
     def law(self) -> _types_pb2.DraftLaw:
-        """The laws that they were drawn from, one row a token."""
+        """The laws that they were drawn from, one row a token; unset when the session omits it."""
 
     @_builtins.property
     def timing(self) -> Global___DraftTiming:

@@ -24,64 +24,67 @@ _sym_db = _symbol_database.Default()
 
 from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__pb2
 from outrider.v1 import draft_pb2 as outrider_dot_v1_dot_draft__pb2
+from outrider.v1 import target_pb2 as outrider_dot_v1_dot_target__pb2
 from outrider.v1 import types_pb2 as outrider_dot_v1_dot_types__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1eoutrider/v1/orchestrator.proto\x12\x0boutrider.v1\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x17outrider/v1/draft.proto\x1a\x17outrider/v1/types.proto\"\xb4\x02\n\x0fGenerateRequest\x12\x10\n\x06prompt\x18\x01 \x01(\tH\x00\x12!\n\x04\x63hat\x18\x02 \x01(\x0b\x32\x11.outrider.v1.ChatH\x00\x12*\n\ttoken_ids\x18\x03 \x01(\x0b\x32\x15.outrider.v1.TokenIdsH\x00\x12-\n\x08sampling\x18\x04 \x01(\x0b\x32\x1b.outrider.v1.SamplingParams\x12)\n\x04stop\x18\x05 \x01(\x0b\x32\x1b.outrider.v1.StopConditions\x12\x11\n\x04seed\x18\x06 \x01(\x04H\x01\x88\x01\x01\x12-\n\x0bspeculation\x18\x07 \x01(\x0b\x32\x18.outrider.v1.Speculation\x12\x12\n\nsession_id\x18\x08 \x01(\tB\x07\n\x05inputB\x07\n\x05_seed\"2\n\x04\x43hat\x12*\n\x08messages\x18\x01 \x03(\x0b\x32\x18.outrider.v1.ChatMessage\",\n\x0b\x43hatMessage\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\t\"\x17\n\x08TokenIds\x12\x0b\n\x03ids\x18\x01 \x03(\x05\"\x84\x01\n\x0eStopConditions\x12\x17\n\nmax_tokens\x18\x01 \x01(\rH\x00\x88\x01\x01\x12\x12\n\nmin_tokens\x18\x02 \x01(\r\x12\x0f\n\x07strings\x18\x03 \x03(\t\x12\x11\n\ttoken_ids\x18\x04 \x03(\x05\x12\x12\n\nignore_eos\x18\x05 \x01(\x08\x42\r\n\x0b_max_tokens\"\x89\x01\n\x0bSpeculation\x12\x16\n\tlookahead\x18\x01 \x01(\rH\x00\x88\x01\x01\x12+\n\nacceptance\x18\x02 \x01(\x0e\x32\x17.outrider.v1.Acceptance\x12\'\n\x08proposer\x18\x03 \x01(\x0e\x32\x15.outrider.v1.ProposerB\x0c\n\n_lookahead\"\xa5\x01\n\x10GenerateResponse\x12%\n\x07started\x18\x01 \x01(\x0b\x32\x14.outrider.v1.Started\x12\"\n\x06tokens\x18\x02 \x03(\x0b\x32\x12.outrider.v1.Token\x12!\n\x05round\x18\x03 \x01(\x0b\x32\x12.outrider.v1.Round\x12#\n\x06\x66inish\x18\x04 \x01(\x0b\x32\x13.outrider.v1.Finish\"o\n\x07Started\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12\x15\n\rprompt_tokens\x18\x02 \x01(\r\x12\x0c\n\x04seed\x18\x03 \x01(\x06\x12+\n\nacceptance\x18\x04 \x01(\x0e\x32\x17.outrider.v1.Acceptance\"K\n\x05Token\x12\n\n\x02id\x18\x01 \x01(\x05\x12\x0c\n\x04text\x18\x02 \x01(\t\x12(\n\x06origin\x18\x03 \x01(\x0e\x32\x18.outrider.v1.TokenOrigin\"\xb7\x02\n\x05Round\x12\x13\n\x0b\x62\x61se_length\x18\x01 \x01(\r\x12\x0f\n\x07\x64rafted\x18\x02 \x01(\r\x12\x10\n\x08\x61\x63\x63\x65pted\x18\x03 \x01(\r\x12.\n\x0cplain_reason\x18\x04 \x01(\x0e\x32\x18.outrider.v1.PlainReason\x12\x19\n\x11\x64raft_wait_micros\x18\x05 \x01(\x04\x12\x1c\n\x14\x64raft_forward_micros\x18\x06 \x01(\x04\x12\x15\n\rverify_micros\x18\x07 \x01(\x04\x12\x1d\n\x15verify_forward_micros\x18\x08 \x01(\x04\x12\x15\n\raccept_micros\x18\t \x01(\x04\x12\x15\n\rcommit_micros\x18\n \x01(\x04\x12\x12\n\nwire_bytes\x18\x0b \x01(\x04\x12\x15\n\rtarget_passes\x18\x0c \x01(\r\"l\n\x06\x46inish\x12)\n\x06reason\x18\x01 \x01(\x0e\x32\x19.outrider.v1.FinishReason\x12\x14\n\x0cmatched_stop\x18\x02 \x01(\t\x12!\n\x05usage\x18\x03 \x01(\x0b\x32\x12.outrider.v1.Usage\"\xa8\x01\n\x05Usage\x12\x15\n\rprompt_tokens\x18\x01 \x01(\r\x12\x19\n\x11\x63ompletion_tokens\x18\x02 \x01(\r\x12\x17\n\x0f\x61\x63\x63\x65pted_tokens\x18\x03 \x01(\r\x12\x18\n\x10recovered_tokens\x18\x04 \x01(\r\x12\x14\n\x0c\x62onus_tokens\x18\x05 \x01(\r\x12\x14\n\x0cplain_tokens\x18\x06 \x01(\r\x12\x0e\n\x06rounds\x18\x07 \x01(\r\"\'\n\x11GetSessionRequest\x12\x12\n\nsession_id\x18\x01 \x01(\t\"\xf5\x01\n\x12GetSessionResponse\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\x12\x15\n\rprompt_tokens\x18\x03 \x01(\r\x12\x18\n\x10generated_tokens\x18\x04 \x01(\x0c\x12(\n\x05state\x18\x05 \x01(\x0e\x32\x19.outrider.v1.SessionState\x12\x30\n\rfinish_reason\x18\x06 \x01(\x0e\x32\x19.outrider.v1.FinishReason\x12/\n\x0b\x65xpire_time\x18\x07 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\"*\n\x14\x43\x61ncelSessionRequest\x12\x12\n\nsession_id\x18\x01 \x01(\t\"\x17\n\x15\x43\x61ncelSessionResponse\"#\n!OrchestratorServiceGetInfoRequest\"\xd5\x01\n\"OrchestratorServiceGetInfoResponse\x12\x0f\n\x07version\x18\x01 \x01(\t\x12&\n\x06target\x18\x02 \x01(\x0b\x32\x16.outrider.v1.ModelInfo\x12\x15\n\rmax_lookahead\x18\x03 \x01(\r\x12\x19\n\x11\x64\x65\x66\x61ult_lookahead\x18\x04 \x01(\r\x12*\n\x07workers\x18\x05 \x03(\x0b\x32\x19.outrider.v1.WorkerStatus\x12\x18\n\x10running_sessions\x18\x06 \x01(\r\"_\n\x0cWorkerStatus\x12\x0c\n\x04kind\x18\x01 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\x12\x0e\n\x06usable\x18\x03 \x01(\x08\x12\x0e\n\x06reason\x18\x04 \x01(\t\x12\x10\n\x08model_id\x18\x05 \x01(\t*U\n\nAcceptance\x12\x1a\n\x16\x41\x43\x43\x45PTANCE_UNSPECIFIED\x10\x00\x12\x15\n\x11\x41\x43\x43\x45PTANCE_GREEDY\x10\x01\x12\x14\n\x10\x41\x43\x43\x45PTANCE_RATIO\x10\x02*\x92\x01\n\x0bTokenOrigin\x12\x1c\n\x18TOKEN_ORIGIN_UNSPECIFIED\x10\x00\x12\x19\n\x15TOKEN_ORIGIN_ACCEPTED\x10\x01\x12\x1a\n\x16TOKEN_ORIGIN_RECOVERED\x10\x02\x12\x16\n\x12TOKEN_ORIGIN_BONUS\x10\x03\x12\x16\n\x12TOKEN_ORIGIN_PLAIN\x10\x04*\xfd\x02\n\x0bPlainReason\x12\x1c\n\x18PLAIN_REASON_UNSPECIFIED\x10\x00\x12\x18\n\x14PLAIN_REASON_PREFILL\x10\x01\x12\x19\n\x15PLAIN_REASON_DISABLED\x10\x02\x12\"\n\x1ePLAIN_REASON_DRAFT_UNAVAILABLE\x10\x03\x12\x1b\n\x17PLAIN_REASON_DRAFT_LATE\x10\x04\x12\x1c\n\x18PLAIN_REASON_DRAFT_ERROR\x10\x05\x12\x1e\n\x1aPLAIN_REASON_DRAFT_INVALID\x10\x06\x12\x1e\n\x1aPLAIN_REASON_DRAFT_CONTEXT\x10\x07\x12\x1f\n\x1bPLAIN_REASON_VOCAB_MISMATCH\x10\x08\x12\x1c\n\x18PLAIN_REASON_NO_PROPOSAL\x10\t\x12\x1b\n\x17PLAIN_REASON_LAST_TOKEN\x10\n\x12 \n\x1cPLAIN_REASON_DRAFT_SATURATED\x10\x0b*\x95\x01\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x01\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x02\x12\x1b\n\x17\x46INISH_REASON_CANCELLED\x10\x03\x12\x17\n\x13\x46INISH_REASON_ERROR\x10\x04*d\n\x0cSessionState\x12\x1d\n\x19SESSION_STATE_UNSPECIFIED\x10\x00\x12\x19\n\x15SESSION_STATE_RUNNING\x10\x01\x12\x1a\n\x16SESSION_STATE_FINISHED\x10\x02\x32\xf3\x02\n\x13OrchestratorService\x12I\n\x08Generate\x12\x1c.outrider.v1.GenerateRequest\x1a\x1d.outrider.v1.GenerateResponse0\x01\x12M\n\nGetSession\x12\x1e.outrider.v1.GetSessionRequest\x1a\x1f.outrider.v1.GetSessionResponse\x12V\n\rCancelSession\x12!.outrider.v1.CancelSessionRequest\x1a\".outrider.v1.CancelSessionResponse\x12j\n\x07GetInfo\x12..outrider.v1.OrchestratorServiceGetInfoRequest\x1a/.outrider.v1.OrchestratorServiceGetInfoResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1eoutrider/v1/orchestrator.proto\x12\x0boutrider.v1\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x17outrider/v1/draft.proto\x1a\x18outrider/v1/target.proto\x1a\x17outrider/v1/types.proto\"\x8a\x03\n\x0fGenerateRequest\x12\x10\n\x06prompt\x18\x01 \x01(\tH\x00\x12!\n\x04\x63hat\x18\x02 \x01(\x0b\x32\x11.outrider.v1.ChatH\x00\x12*\n\ttoken_ids\x18\x03 \x01(\x0b\x32\x15.outrider.v1.TokenIdsH\x00\x12-\n\x08sampling\x18\x04 \x01(\x0b\x32\x1b.outrider.v1.SamplingParams\x12)\n\x04stop\x18\x05 \x01(\x0b\x32\x1b.outrider.v1.StopConditions\x12\x11\n\x04seed\x18\x06 \x01(\x04H\x01\x88\x01\x01\x12-\n\x0bspeculation\x18\x07 \x01(\x0b\x32\x18.outrider.v1.Speculation\x12\x12\n\nsession_id\x18\x08 \x01(\t\x12\t\n\x01n\x18\t \x01(\r\x12\x15\n\x08logprobs\x18\n \x01(\rH\x02\x88\x01\x01\x12%\n\x07grammar\x18\x0b \x01(\x0b\x32\x14.outrider.v1.GrammarB\x07\n\x05inputB\x07\n\x05_seedB\x0b\n\t_logprobs\"2\n\x04\x43hat\x12*\n\x08messages\x18\x01 \x03(\x0b\x32\x18.outrider.v1.ChatMessage\",\n\x0b\x43hatMessage\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\t\"\x17\n\x08TokenIds\x12\x0b\n\x03ids\x18\x01 \x03(\x05\"\x84\x01\n\x0eStopConditions\x12\x17\n\nmax_tokens\x18\x01 \x01(\rH\x00\x88\x01\x01\x12\x12\n\nmin_tokens\x18\x02 \x01(\r\x12\x0f\n\x07strings\x18\x03 \x03(\t\x12\x11\n\ttoken_ids\x18\x04 \x03(\x05\x12\x12\n\nignore_eos\x18\x05 \x01(\x08\x42\r\n\x0b_max_tokens\"\xda\x01\n\x0bSpeculation\x12\x16\n\tlookahead\x18\x01 \x01(\rH\x00\x88\x01\x01\x12+\n\nacceptance\x18\x02 \x01(\x0e\x32\x17.outrider.v1.Acceptance\x12\'\n\x08proposer\x18\x03 \x01(\x0e\x32\x15.outrider.v1.Proposer\x12\x12\n\nprediction\x18\x04 \x01(\t\x12*\n\nrow_format\x18\x05 \x01(\x0e\x32\x16.outrider.v1.RowFormat\x12\x0f\n\x07law_top\x18\x06 \x01(\rB\x0c\n\n_lookahead\"\xb5\x01\n\x10GenerateResponse\x12%\n\x07started\x18\x01 \x01(\x0b\x32\x14.outrider.v1.Started\x12\"\n\x06tokens\x18\x02 \x03(\x0b\x32\x12.outrider.v1.Token\x12!\n\x05round\x18\x03 \x01(\x0b\x32\x12.outrider.v1.Round\x12#\n\x06\x66inish\x18\x04 \x01(\x0b\x32\x13.outrider.v1.Finish\x12\x0e\n\x06\x63hoice\x18\x05 \x01(\r\"o\n\x07Started\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12\x15\n\rprompt_tokens\x18\x02 \x01(\r\x12\x0c\n\x04seed\x18\x03 \x01(\x06\x12+\n\nacceptance\x18\x04 \x01(\x0e\x32\x17.outrider.v1.Acceptance\"\x9c\x01\n\x05Token\x12\n\n\x02id\x18\x01 \x01(\x05\x12\x0c\n\x04text\x18\x02 \x01(\t\x12(\n\x06origin\x18\x03 \x01(\x0e\x32\x18.outrider.v1.TokenOrigin\x12\x14\n\x07logprob\x18\x04 \x01(\x02H\x00\x88\x01\x01\x12-\n\x0ctop_logprobs\x18\x05 \x03(\x0b\x32\x17.outrider.v1.TopLogprobB\n\n\x08_logprob\")\n\nTopLogprob\x12\n\n\x02id\x18\x01 \x01(\x05\x12\x0f\n\x07logprob\x18\x02 \x01(\x02\"\xb7\x02\n\x05Round\x12\x13\n\x0b\x62\x61se_length\x18\x01 \x01(\r\x12\x0f\n\x07\x64rafted\x18\x02 \x01(\r\x12\x10\n\x08\x61\x63\x63\x65pted\x18\x03 \x01(\r\x12.\n\x0cplain_reason\x18\x04 \x01(\x0e\x32\x18.outrider.v1.PlainReason\x12\x19\n\x11\x64raft_wait_micros\x18\x05 \x01(\x04\x12\x1c\n\x14\x64raft_forward_micros\x18\x06 \x01(\x04\x12\x15\n\rverify_micros\x18\x07 \x01(\x04\x12\x1d\n\x15verify_forward_micros\x18\x08 \x01(\x04\x12\x15\n\raccept_micros\x18\t \x01(\x04\x12\x15\n\rcommit_micros\x18\n \x01(\x04\x12\x12\n\nwire_bytes\x18\x0b \x01(\x04\x12\x15\n\rtarget_passes\x18\x0c \x01(\r\"l\n\x06\x46inish\x12)\n\x06reason\x18\x01 \x01(\x0e\x32\x19.outrider.v1.FinishReason\x12\x14\n\x0cmatched_stop\x18\x02 \x01(\t\x12!\n\x05usage\x18\x03 \x01(\x0b\x32\x12.outrider.v1.Usage\"\xa8\x01\n\x05Usage\x12\x15\n\rprompt_tokens\x18\x01 \x01(\r\x12\x19\n\x11\x63ompletion_tokens\x18\x02 \x01(\r\x12\x17\n\x0f\x61\x63\x63\x65pted_tokens\x18\x03 \x01(\r\x12\x18\n\x10recovered_tokens\x18\x04 \x01(\r\x12\x14\n\x0c\x62onus_tokens\x18\x05 \x01(\r\x12\x14\n\x0cplain_tokens\x18\x06 \x01(\r\x12\x0e\n\x06rounds\x18\x07 \x01(\r\"\'\n\x11GetSessionRequest\x12\x12\n\nsession_id\x18\x01 \x01(\t\"\xf5\x01\n\x12GetSessionResponse\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\x12\x15\n\rprompt_tokens\x18\x03 \x01(\r\x12\x18\n\x10generated_tokens\x18\x04 \x01(\x0c\x12(\n\x05state\x18\x05 \x01(\x0e\x32\x19.outrider.v1.SessionState\x12\x30\n\rfinish_reason\x18\x06 \x01(\x0e\x32\x19.outrider.v1.FinishReason\x12/\n\x0b\x65xpire_time\x18\x07 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\"*\n\x14\x43\x61ncelSessionRequest\x12\x12\n\nsession_id\x18\x01 \x01(\t\"\x17\n\x15\x43\x61ncelSessionResponse\"#\n!OrchestratorServiceGetInfoRequest\"\xd5\x01\n\"OrchestratorServiceGetInfoResponse\x12\x0f\n\x07version\x18\x01 \x01(\t\x12&\n\x06target\x18\x02 \x01(\x0b\x32\x16.outrider.v1.ModelInfo\x12\x15\n\rmax_lookahead\x18\x03 \x01(\r\x12\x19\n\x11\x64\x65\x66\x61ult_lookahead\x18\x04 \x01(\r\x12*\n\x07workers\x18\x05 \x03(\x0b\x32\x19.outrider.v1.WorkerStatus\x12\x18\n\x10running_sessions\x18\x06 \x01(\r\"_\n\x0cWorkerStatus\x12\x0c\n\x04kind\x18\x01 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\x12\x0e\n\x06usable\x18\x03 \x01(\x08\x12\x0e\n\x06reason\x18\x04 \x01(\t\x12\x10\n\x08model_id\x18\x05 \x01(\t*\x83\x01\n\nAcceptance\x12\x1a\n\x16\x41\x43\x43\x45PTANCE_UNSPECIFIED\x10\x00\x12\x15\n\x11\x41\x43\x43\x45PTANCE_GREEDY\x10\x01\x12\x14\n\x10\x41\x43\x43\x45PTANCE_RATIO\x10\x02\x12\x14\n\x10\x41\x43\x43\x45PTANCE_BLOCK\x10\x03\x12\x16\n\x12\x41\x43\x43\x45PTANCE_COUPLED\x10\x04*\x92\x01\n\x0bTokenOrigin\x12\x1c\n\x18TOKEN_ORIGIN_UNSPECIFIED\x10\x00\x12\x19\n\x15TOKEN_ORIGIN_ACCEPTED\x10\x01\x12\x1a\n\x16TOKEN_ORIGIN_RECOVERED\x10\x02\x12\x16\n\x12TOKEN_ORIGIN_BONUS\x10\x03\x12\x16\n\x12TOKEN_ORIGIN_PLAIN\x10\x04*\xfd\x02\n\x0bPlainReason\x12\x1c\n\x18PLAIN_REASON_UNSPECIFIED\x10\x00\x12\x18\n\x14PLAIN_REASON_PREFILL\x10\x01\x12\x19\n\x15PLAIN_REASON_DISABLED\x10\x02\x12\"\n\x1ePLAIN_REASON_DRAFT_UNAVAILABLE\x10\x03\x12\x1b\n\x17PLAIN_REASON_DRAFT_LATE\x10\x04\x12\x1c\n\x18PLAIN_REASON_DRAFT_ERROR\x10\x05\x12\x1e\n\x1aPLAIN_REASON_DRAFT_INVALID\x10\x06\x12\x1e\n\x1aPLAIN_REASON_DRAFT_CONTEXT\x10\x07\x12\x1f\n\x1bPLAIN_REASON_VOCAB_MISMATCH\x10\x08\x12\x1c\n\x18PLAIN_REASON_NO_PROPOSAL\x10\t\x12\x1b\n\x17PLAIN_REASON_LAST_TOKEN\x10\n\x12 \n\x1cPLAIN_REASON_DRAFT_SATURATED\x10\x0b*\x95\x01\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x01\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x02\x12\x1b\n\x17\x46INISH_REASON_CANCELLED\x10\x03\x12\x17\n\x13\x46INISH_REASON_ERROR\x10\x04*d\n\x0cSessionState\x12\x1d\n\x19SESSION_STATE_UNSPECIFIED\x10\x00\x12\x19\n\x15SESSION_STATE_RUNNING\x10\x01\x12\x1a\n\x16SESSION_STATE_FINISHED\x10\x02\x32\xf3\x02\n\x13OrchestratorService\x12I\n\x08Generate\x12\x1c.outrider.v1.GenerateRequest\x1a\x1d.outrider.v1.GenerateResponse0\x01\x12M\n\nGetSession\x12\x1e.outrider.v1.GetSessionRequest\x1a\x1f.outrider.v1.GetSessionResponse\x12V\n\rCancelSession\x12!.outrider.v1.CancelSessionRequest\x1a\".outrider.v1.CancelSessionResponse\x12j\n\x07GetInfo\x12..outrider.v1.OrchestratorServiceGetInfoRequest\x1a/.outrider.v1.OrchestratorServiceGetInfoResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'outrider.v1.orchestrator_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_ACCEPTANCE']._serialized_start=2500
-  _globals['_ACCEPTANCE']._serialized_end=2585
-  _globals['_TOKENORIGIN']._serialized_start=2588
-  _globals['_TOKENORIGIN']._serialized_end=2734
-  _globals['_PLAINREASON']._serialized_start=2737
-  _globals['_PLAINREASON']._serialized_end=3118
-  _globals['_FINISHREASON']._serialized_start=3121
-  _globals['_FINISHREASON']._serialized_end=3270
-  _globals['_SESSIONSTATE']._serialized_start=3272
-  _globals['_SESSIONSTATE']._serialized_end=3372
-  _globals['_GENERATEREQUEST']._serialized_start=131
-  _globals['_GENERATEREQUEST']._serialized_end=439
-  _globals['_CHAT']._serialized_start=441
-  _globals['_CHAT']._serialized_end=491
-  _globals['_CHATMESSAGE']._serialized_start=493
-  _globals['_CHATMESSAGE']._serialized_end=537
-  _globals['_TOKENIDS']._serialized_start=539
-  _globals['_TOKENIDS']._serialized_end=562
-  _globals['_STOPCONDITIONS']._serialized_start=565
-  _globals['_STOPCONDITIONS']._serialized_end=697
-  _globals['_SPECULATION']._serialized_start=700
-  _globals['_SPECULATION']._serialized_end=837
-  _globals['_GENERATERESPONSE']._serialized_start=840
-  _globals['_GENERATERESPONSE']._serialized_end=1005
-  _globals['_STARTED']._serialized_start=1007
-  _globals['_STARTED']._serialized_end=1118
-  _globals['_TOKEN']._serialized_start=1120
-  _globals['_TOKEN']._serialized_end=1195
-  _globals['_ROUND']._serialized_start=1198
-  _globals['_ROUND']._serialized_end=1509
-  _globals['_FINISH']._serialized_start=1511
-  _globals['_FINISH']._serialized_end=1619
-  _globals['_USAGE']._serialized_start=1622
-  _globals['_USAGE']._serialized_end=1790
-  _globals['_GETSESSIONREQUEST']._serialized_start=1792
-  _globals['_GETSESSIONREQUEST']._serialized_end=1831
-  _globals['_GETSESSIONRESPONSE']._serialized_start=1834
-  _globals['_GETSESSIONRESPONSE']._serialized_end=2079
-  _globals['_CANCELSESSIONREQUEST']._serialized_start=2081
-  _globals['_CANCELSESSIONREQUEST']._serialized_end=2123
-  _globals['_CANCELSESSIONRESPONSE']._serialized_start=2125
-  _globals['_CANCELSESSIONRESPONSE']._serialized_end=2148
-  _globals['_ORCHESTRATORSERVICEGETINFOREQUEST']._serialized_start=2150
-  _globals['_ORCHESTRATORSERVICEGETINFOREQUEST']._serialized_end=2185
-  _globals['_ORCHESTRATORSERVICEGETINFORESPONSE']._serialized_start=2188
-  _globals['_ORCHESTRATORSERVICEGETINFORESPONSE']._serialized_end=2401
-  _globals['_WORKERSTATUS']._serialized_start=2403
-  _globals['_WORKERSTATUS']._serialized_end=2498
-  _globals['_ORCHESTRATORSERVICE']._serialized_start=3375
-  _globals['_ORCHESTRATORSERVICE']._serialized_end=3746
+  _globals['_ACCEPTANCE']._serialized_start=2835
+  _globals['_ACCEPTANCE']._serialized_end=2966
+  _globals['_TOKENORIGIN']._serialized_start=2969
+  _globals['_TOKENORIGIN']._serialized_end=3115
+  _globals['_PLAINREASON']._serialized_start=3118
+  _globals['_PLAINREASON']._serialized_end=3499
+  _globals['_FINISHREASON']._serialized_start=3502
+  _globals['_FINISHREASON']._serialized_end=3651
+  _globals['_SESSIONSTATE']._serialized_start=3653
+  _globals['_SESSIONSTATE']._serialized_end=3753
+  _globals['_GENERATEREQUEST']._serialized_start=157
+  _globals['_GENERATEREQUEST']._serialized_end=551
+  _globals['_CHAT']._serialized_start=553
+  _globals['_CHAT']._serialized_end=603
+  _globals['_CHATMESSAGE']._serialized_start=605
+  _globals['_CHATMESSAGE']._serialized_end=649
+  _globals['_TOKENIDS']._serialized_start=651
+  _globals['_TOKENIDS']._serialized_end=674
+  _globals['_STOPCONDITIONS']._serialized_start=677
+  _globals['_STOPCONDITIONS']._serialized_end=809
+  _globals['_SPECULATION']._serialized_start=812
+  _globals['_SPECULATION']._serialized_end=1030
+  _globals['_GENERATERESPONSE']._serialized_start=1033
+  _globals['_GENERATERESPONSE']._serialized_end=1214
+  _globals['_STARTED']._serialized_start=1216
+  _globals['_STARTED']._serialized_end=1327
+  _globals['_TOKEN']._serialized_start=1330
+  _globals['_TOKEN']._serialized_end=1486
+  _globals['_TOPLOGPROB']._serialized_start=1488
+  _globals['_TOPLOGPROB']._serialized_end=1529
+  _globals['_ROUND']._serialized_start=1532
+  _globals['_ROUND']._serialized_end=1843
+  _globals['_FINISH']._serialized_start=1845
+  _globals['_FINISH']._serialized_end=1953
+  _globals['_USAGE']._serialized_start=1956
+  _globals['_USAGE']._serialized_end=2124
+  _globals['_GETSESSIONREQUEST']._serialized_start=2126
+  _globals['_GETSESSIONREQUEST']._serialized_end=2165
+  _globals['_GETSESSIONRESPONSE']._serialized_start=2168
+  _globals['_GETSESSIONRESPONSE']._serialized_end=2413
+  _globals['_CANCELSESSIONREQUEST']._serialized_start=2415
+  _globals['_CANCELSESSIONREQUEST']._serialized_end=2457
+  _globals['_CANCELSESSIONRESPONSE']._serialized_start=2459
+  _globals['_CANCELSESSIONRESPONSE']._serialized_end=2482
+  _globals['_ORCHESTRATORSERVICEGETINFOREQUEST']._serialized_start=2484
+  _globals['_ORCHESTRATORSERVICEGETINFOREQUEST']._serialized_end=2519
+  _globals['_ORCHESTRATORSERVICEGETINFORESPONSE']._serialized_start=2522
+  _globals['_ORCHESTRATORSERVICEGETINFORESPONSE']._serialized_end=2735
+  _globals['_WORKERSTATUS']._serialized_start=2737
+  _globals['_WORKERSTATUS']._serialized_end=2832
+  _globals['_ORCHESTRATORSERVICE']._serialized_start=3756
+  _globals['_ORCHESTRATORSERVICE']._serialized_end=4127
 # @@protoc_insertion_point(module_scope)

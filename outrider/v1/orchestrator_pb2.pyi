@@ -10,6 +10,7 @@ from google.protobuf import timestamp_pb2 as _timestamp_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from outrider.v1 import draft_pb2 as _draft_pb2
+from outrider.v1 import target_pb2 as _target_pb2
 from outrider.v1 import types_pb2 as _types_pb2
 import builtins as _builtins
 import sys
@@ -34,6 +35,10 @@ class _AcceptanceEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Acceptance
     """Temperature 0: the target's argmax. Refused at other temperatures."""
     ACCEPTANCE_RATIO: _Acceptance.ValueType  # 2
     """Leviathan/Chen: probability min(1, target/draft), residual after a rejection."""
+    ACCEPTANCE_BLOCK: _Acceptance.ValueType  # 3
+    """Block verification (Sun et al. 2024): the whole block at once, never worse in expectation than `ratio`."""
+    ACCEPTANCE_COUPLED: _Acceptance.ValueType  # 4
+    """Draft and target race with the same noise: the output is a function of seed, prompt and target alone."""
 
 class Acceptance(_Acceptance, metaclass=_AcceptanceEnumTypeWrapper):
     """Rule that decides which draft tokens are kept."""
@@ -44,6 +49,10 @@ ACCEPTANCE_GREEDY: Acceptance.ValueType  # 1
 """Temperature 0: the target's argmax. Refused at other temperatures."""
 ACCEPTANCE_RATIO: Acceptance.ValueType  # 2
 """Leviathan/Chen: probability min(1, target/draft), residual after a rejection."""
+ACCEPTANCE_BLOCK: Acceptance.ValueType  # 3
+"""Block verification (Sun et al. 2024): the whole block at once, never worse in expectation than `ratio`."""
+ACCEPTANCE_COUPLED: Acceptance.ValueType  # 4
+"""Draft and target race with the same noise: the output is a function of seed, prompt and target alone."""
 Global___Acceptance: _TypeAlias = Acceptance  # noqa: Y015
 
 class _TokenOrigin:
@@ -208,12 +217,21 @@ class GenerateRequest(_message.Message):
     SEED_FIELD_NUMBER: _builtins.int
     SPECULATION_FIELD_NUMBER: _builtins.int
     SESSION_ID_FIELD_NUMBER: _builtins.int
+    N_FIELD_NUMBER: _builtins.int
+    LOGPROBS_FIELD_NUMBER: _builtins.int
+    GRAMMAR_FIELD_NUMBER: _builtins.int
     prompt: _builtins.str
     """Raw text, tokenised as the model's tokenizer does it. At most 4 MiB of UTF-8."""
     seed: _builtins.int
     """Seed of the session's noise; unset draws a random one, returned in `started`."""
     session_id: _builtins.str
-    """Client-chosen id, 1 to 128 characters of [A-Za-z0-9._-]; empty lets the orchestrator choose."""
+    """Client-chosen id, 1 to 128 characters of [A-Za-z0-9._-]; empty lets the orchestrator choose. With n > 1 the choices
+    have sessions of their own, named after it with ".1", ".2", ... appended (at most 120 characters then).
+    """
+    n: _builtins.int
+    """Number of independent generations. Range [0, 16]; 0 means 1. Choice 0 has the seed, the others seeds derived from it."""
+    logprobs: _builtins.int
+    """Whether log probabilities are wanted, and how many of the likeliest tokens beside each emitted one. Range [0, 20]."""
     @_builtins.property
     def chat(self) -> Global___Chat:
         """A conversation, formatted by the model's chat template."""
@@ -234,6 +252,10 @@ class GenerateRequest(_message.Message):
     def speculation(self) -> Global___Speculation:
         """How to speculate. The output law does not depend on it."""
 
+    @_builtins.property
+    def grammar(self) -> _types_pb2.Grammar:
+        """Language that the output must belong to."""
+
     def __init__(
         self,
         *,
@@ -245,15 +267,22 @@ class GenerateRequest(_message.Message):
         seed: _builtins.int | None = ...,
         speculation: Global___Speculation | None = ...,
         session_id: _builtins.str = ...,
+        n: _builtins.int = ...,
+        logprobs: _builtins.int | None = ...,
+        grammar: _types_pb2.Grammar | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_seed", b"_seed", "chat", b"chat", "input", b"input", "prompt", b"prompt", "sampling", b"sampling", "seed", b"seed", "speculation", b"speculation", "stop", b"stop", "token_ids", b"token_ids"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_logprobs", b"_logprobs", "_seed", b"_seed", "chat", b"chat", "grammar", b"grammar", "input", b"input", "logprobs", b"logprobs", "prompt", b"prompt", "sampling", b"sampling", "seed", b"seed", "speculation", b"speculation", "stop", b"stop", "token_ids", b"token_ids"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_seed", b"_seed", "chat", b"chat", "input", b"input", "prompt", b"prompt", "sampling", b"sampling", "seed", b"seed", "session_id", b"session_id", "speculation", b"speculation", "stop", b"stop", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_logprobs", b"_logprobs", "_seed", b"_seed", "chat", b"chat", "grammar", b"grammar", "input", b"input", "logprobs", b"logprobs", "n", b"n", "prompt", b"prompt", "sampling", b"sampling", "seed", b"seed", "session_id", b"session_id", "speculation", b"speculation", "stop", b"stop", "token_ids", b"token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__logprobs: _TypeAlias = _typing.Literal["logprobs"]  # noqa: Y015
+    _WhichOneofArgType__logprobs: _TypeAlias = _typing.Literal["_logprobs", b"_logprobs"]  # noqa: Y015
     _WhichOneofReturnType__seed: _TypeAlias = _typing.Literal["seed"]  # noqa: Y015
     _WhichOneofArgType__seed: _TypeAlias = _typing.Literal["_seed", b"_seed"]  # noqa: Y015
     _WhichOneofReturnType_input: _TypeAlias = _typing.Literal["prompt", "chat", "token_ids"]  # noqa: Y015
     _WhichOneofArgType_input: _TypeAlias = _typing.Literal["input", b"input"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__logprobs) -> _WhichOneofReturnType__logprobs | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__seed) -> _WhichOneofReturnType__seed | None: ...
     @_typing.overload
@@ -388,22 +417,36 @@ class Speculation(_message.Message):
     LOOKAHEAD_FIELD_NUMBER: _builtins.int
     ACCEPTANCE_FIELD_NUMBER: _builtins.int
     PROPOSER_FIELD_NUMBER: _builtins.int
+    PREDICTION_FIELD_NUMBER: _builtins.int
+    ROW_FORMAT_FIELD_NUMBER: _builtins.int
+    LAW_TOP_FIELD_NUMBER: _builtins.int
     lookahead: _builtins.int
     """Longest block. Range [0, 64]; 0 is plain decoding; unset uses the orchestrator's setting."""
     acceptance: Global___Acceptance.ValueType
-    """The acceptance rule; unset picks `greedy` at temperature 0 and `ratio` otherwise."""
+    """The acceptance rule; unset picks `greedy` at temperature 0, `coupled` when the request has a seed, `ratio` otherwise."""
     proposer: _draft_pb2.Proposer.ValueType
-    """What makes the blocks; unset uses the draft worker's default."""
+    """What makes the blocks; unset uses the draft worker's default, or `prediction` when one is given."""
+    prediction: _builtins.str
+    """The client's own expected output, used as the draft by PROPOSER_PREDICTION. At most 256 KiB of UTF-8."""
+    row_format: _target_pb2.RowFormat.ValueType
+    """What crosses the wire between target and orchestrator; unset picks SUPPORT for `ratio` and `block` and SAMPLE for
+    `greedy` and `coupled`. The tokens do not depend on it.
+    """
+    law_top: _builtins.int
+    """Most entries that a row of the draft law keeps. Range [0, 65536], 0 means the draft worker's default."""
     def __init__(
         self,
         *,
         lookahead: _builtins.int | None = ...,
         acceptance: Global___Acceptance.ValueType = ...,
         proposer: _draft_pb2.Proposer.ValueType = ...,
+        prediction: _builtins.str = ...,
+        row_format: _target_pb2.RowFormat.ValueType = ...,
+        law_top: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_lookahead", b"_lookahead", "lookahead", b"lookahead"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_lookahead", b"_lookahead", "acceptance", b"acceptance", "lookahead", b"lookahead", "proposer", b"proposer"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_lookahead", b"_lookahead", "acceptance", b"acceptance", "law_top", b"law_top", "lookahead", b"lookahead", "prediction", b"prediction", "proposer", b"proposer", "row_format", b"row_format"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__lookahead: _TypeAlias = _typing.Literal["lookahead"]  # noqa: Y015
     _WhichOneofArgType__lookahead: _TypeAlias = _typing.Literal["_lookahead", b"_lookahead"]  # noqa: Y015
@@ -413,7 +456,7 @@ Global___Speculation: _TypeAlias = Speculation  # noqa: Y015
 
 @_typing.final
 class GenerateResponse(_message.Message):
-    """A piece of the generation. The first message carries `started`, the last one `finish`."""
+    """A piece of the generation. The first message of a choice carries `started`, its last one `finish`."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -421,9 +464,12 @@ class GenerateResponse(_message.Message):
     TOKENS_FIELD_NUMBER: _builtins.int
     ROUND_FIELD_NUMBER: _builtins.int
     FINISH_FIELD_NUMBER: _builtins.int
+    CHOICE_FIELD_NUMBER: _builtins.int
+    choice: _builtins.int
+    """Which of the n generations this message belongs to, from 0."""
     @_builtins.property
     def started(self) -> Global___Started:
-        """Set in the first message only."""
+        """Set in the first message of a choice only."""
 
     @_builtins.property
     def tokens(self) -> _containers.RepeatedCompositeFieldContainer[Global___Token]:
@@ -437,7 +483,7 @@ class GenerateResponse(_message.Message):
 
     @_builtins.property
     def finish(self) -> Global___Finish:
-        """Set in the last message only."""
+        """Set in the last message of a choice only."""
 
     def __init__(
         self,
@@ -446,10 +492,11 @@ class GenerateResponse(_message.Message):
         tokens: _abc.Iterable[Global___Token] | None = ...,
         round: Global___Round | None = ...,
         finish: Global___Finish | None = ...,
+        choice: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["finish", b"finish", "round", b"round", "started", b"started"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["finish", b"finish", "round", b"round", "started", b"started", "tokens", b"tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["choice", b"choice", "finish", b"finish", "round", b"round", "started", b"started", "tokens", b"tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -498,26 +545,64 @@ class Token(_message.Message):
     ID_FIELD_NUMBER: _builtins.int
     TEXT_FIELD_NUMBER: _builtins.int
     ORIGIN_FIELD_NUMBER: _builtins.int
+    LOGPROB_FIELD_NUMBER: _builtins.int
+    TOP_LOGPROBS_FIELD_NUMBER: _builtins.int
     id: _builtins.int
     """Token id."""
     text: _builtins.str
     """Text that it adds; empty for stop tokens and inside a character."""
     origin: Global___TokenOrigin.ValueType
     """Where the token comes from."""
+    logprob: _builtins.float
+    """Natural logarithm of the model's probability before any transform; set when the request asks for it."""
+    @_builtins.property
+    def top_logprobs(self) -> _containers.RepeatedCompositeFieldContainer[Global___TopLogprob]:
+        """The likeliest tokens at this position, descending; as many as the request asks for."""
+
     def __init__(
         self,
         *,
         id: _builtins.int = ...,
         text: _builtins.str = ...,
         origin: Global___TokenOrigin.ValueType = ...,
+        logprob: _builtins.float | None = ...,
+        top_logprobs: _abc.Iterable[Global___TopLogprob] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_logprob", b"_logprob", "logprob", b"logprob"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_logprob", b"_logprob", "id", b"id", "logprob", b"logprob", "origin", b"origin", "text", b"text", "top_logprobs", b"top_logprobs"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__logprob: _TypeAlias = _typing.Literal["logprob"]  # noqa: Y015
+    _WhichOneofArgType__logprob: _TypeAlias = _typing.Literal["_logprob", b"_logprob"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__logprob) -> _WhichOneofReturnType__logprob | None: ...
+
+Global___Token: _TypeAlias = Token  # noqa: Y015
+
+@_typing.final
+class TopLogprob(_message.Message):
+    """One of the likeliest tokens at a position."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ID_FIELD_NUMBER: _builtins.int
+    LOGPROB_FIELD_NUMBER: _builtins.int
+    id: _builtins.int
+    """Token id."""
+    logprob: _builtins.float
+    """Natural logarithm of the model's probability before any transform."""
+    def __init__(
+        self,
+        *,
+        id: _builtins.int = ...,
+        logprob: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["id", b"id", "origin", b"origin", "text", b"text"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["id", b"id", "logprob", b"logprob"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___Token: _TypeAlias = Token  # noqa: Y015
+Global___TopLogprob: _TypeAlias = TopLogprob  # noqa: Y015
 
 @_typing.final
 class Round(_message.Message):

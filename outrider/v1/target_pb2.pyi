@@ -31,6 +31,10 @@ class _RowFormatEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_RowFormat.V
     """Refused with INVALID_FIELD."""
     ROW_FORMAT_LOGITS: _RowFormat.ValueType  # 1
     """Dense logits."""
+    ROW_FORMAT_SUPPORT: _RowFormat.ValueType  # 2
+    """SupportRows."""
+    ROW_FORMAT_SAMPLE: _RowFormat.ValueType  # 3
+    """SampleRows."""
 
 class RowFormat(_RowFormat, metaclass=_RowFormatEnumTypeWrapper):
     """What a row holds."""
@@ -39,6 +43,10 @@ ROW_FORMAT_UNSPECIFIED: RowFormat.ValueType  # 0
 """Refused with INVALID_FIELD."""
 ROW_FORMAT_LOGITS: RowFormat.ValueType  # 1
 """Dense logits."""
+ROW_FORMAT_SUPPORT: RowFormat.ValueType  # 2
+"""SupportRows."""
+ROW_FORMAT_SAMPLE: RowFormat.ValueType  # 3
+"""SampleRows."""
 Global___RowFormat: _TypeAlias = RowFormat  # noqa: Y015
 
 class _LogitsDtype:
@@ -112,6 +120,9 @@ class VerifyItem(_message.Message):
     ROW_FORMAT_FIELD_NUMBER: _builtins.int
     LAW_FIELD_NUMBER: _builtins.int
     TRACEPARENT_FIELD_NUMBER: _builtins.int
+    SUPPORT_SIZES_FIELD_NUMBER: _builtins.int
+    SUPPORT_IDS_FIELD_NUMBER: _builtins.int
+    LOGPROBS_FIELD_NUMBER: _builtins.int
     session_id: _builtins.str
     """Chosen by the orchestrator; 1 to 128 characters."""
     epoch: _builtins.int
@@ -134,9 +145,19 @@ class VerifyItem(_message.Message):
     """What to return per position."""
     traceparent: _builtins.str
     """W3C trace context of the round, empty when not sampled."""
+    support_sizes: _builtins.bytes
+    """Entries of the draft law per draft token, int32[lookahead], each in [0, 65536]. ROW_FORMAT_SUPPORT only."""
+    support_ids: _builtins.bytes
+    """Token ids of the draft law, row after row, int32[sum(support_sizes)]; distinct within a row. ROW_FORMAT_SUPPORT only."""
+    logprobs: _builtins.int
+    """Whether log probabilities are wanted, and how many of the likeliest tokens beside the drawn one. Range [0, 20];
+    unset sends none. Ignored by ROW_FORMAT_LOGITS.
+    """
     @_builtins.property
     def law(self) -> _types_pb2.LawSpec:
-        """Law parameters; needed by row formats that are built from the law, ignored by ROW_FORMAT_LOGITS."""
+        """Law parameters. Needed when the item opens the session (n == base_length) and the format is not ROW_FORMAT_LOGITS;
+        kept with the session and ignored otherwise.
+        """
 
     def __init__(
         self,
@@ -150,12 +171,17 @@ class VerifyItem(_message.Message):
         row_format: Global___RowFormat.ValueType = ...,
         law: _types_pb2.LawSpec | None = ...,
         traceparent: _builtins.str = ...,
+        support_sizes: _builtins.bytes = ...,
+        support_ids: _builtins.bytes = ...,
+        logprobs: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["law", b"law"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_logprobs", b"_logprobs", "law", b"law", "logprobs", b"logprobs"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["base_length", b"base_length", "draft_tokens", b"draft_tokens", "epoch", b"epoch", "law", b"law", "prefix_hash", b"prefix_hash", "prefix_tokens", b"prefix_tokens", "row_format", b"row_format", "session_id", b"session_id", "traceparent", b"traceparent"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_logprobs", b"_logprobs", "base_length", b"base_length", "draft_tokens", b"draft_tokens", "epoch", b"epoch", "law", b"law", "logprobs", b"logprobs", "prefix_hash", b"prefix_hash", "prefix_tokens", b"prefix_tokens", "row_format", b"row_format", "session_id", b"session_id", "support_ids", b"support_ids", "support_sizes", b"support_sizes", "traceparent", b"traceparent"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__logprobs: _TypeAlias = _typing.Literal["logprobs"]  # noqa: Y015
+    _WhichOneofArgType__logprobs: _TypeAlias = _typing.Literal["_logprobs", b"_logprobs"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__logprobs) -> _WhichOneofReturnType__logprobs | None: ...
 
 Global___VerifyItem: _TypeAlias = VerifyItem  # noqa: Y015
 
@@ -199,7 +225,10 @@ class VerifyResult(_message.Message):
     BASE_LENGTH_FIELD_NUMBER: _builtins.int
     STATUS_FIELD_NUMBER: _builtins.int
     LOGITS_FIELD_NUMBER: _builtins.int
+    SUPPORT_FIELD_NUMBER: _builtins.int
+    SAMPLE_FIELD_NUMBER: _builtins.int
     TIMING_FIELD_NUMBER: _builtins.int
+    LOGPROBS_FIELD_NUMBER: _builtins.int
     session_id: _builtins.str
     """As in the item."""
     base_length: _builtins.int
@@ -215,8 +244,20 @@ class VerifyResult(_message.Message):
         """Dense logits."""
 
     @_builtins.property
+    def support(self) -> Global___SupportRows:
+        """The law on the draft's support, and the tail beside it."""
+
+    @_builtins.property
+    def sample(self) -> Global___SampleRows:
+        """The target's own draws."""
+
+    @_builtins.property
     def timing(self) -> Global___VerifyTiming:
         """What the answer cost."""
+
+    @_builtins.property
+    def logprobs(self) -> Global___LogprobRows:
+        """Log probabilities, when asked for."""
 
     def __init__(
         self,
@@ -225,13 +266,16 @@ class VerifyResult(_message.Message):
         base_length: _builtins.int = ...,
         status: _status_pb2.Status | None = ...,
         logits: Global___LogitsRows | None = ...,
+        support: Global___SupportRows | None = ...,
+        sample: Global___SampleRows | None = ...,
         timing: Global___VerifyTiming | None = ...,
+        logprobs: Global___LogprobRows | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["logits", b"logits", "rows", b"rows", "status", b"status", "timing", b"timing"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["logits", b"logits", "logprobs", b"logprobs", "rows", b"rows", "sample", b"sample", "status", b"status", "support", b"support", "timing", b"timing"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["base_length", b"base_length", "logits", b"logits", "rows", b"rows", "session_id", b"session_id", "status", b"status", "timing", b"timing"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["base_length", b"base_length", "logits", b"logits", "logprobs", b"logprobs", "rows", b"rows", "sample", b"sample", "session_id", b"session_id", "status", b"status", "support", b"support", "timing", b"timing"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_rows: _TypeAlias = _typing.Literal["logits"]  # noqa: Y015
+    _WhichOneofReturnType_rows: _TypeAlias = _typing.Literal["logits", "support", "sample"]  # noqa: Y015
     _WhichOneofArgType_rows: _TypeAlias = _typing.Literal["rows", b"rows"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_rows) -> _WhichOneofReturnType_rows | None: ...
 
@@ -266,6 +310,98 @@ class LogitsRows(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___LogitsRows: _TypeAlias = LogitsRows  # noqa: Y015
+
+@_typing.final
+class SupportRows(_message.Message):
+    """What `ratio` and `block` need of the target's law: all of it on the draft's support S, and of the tail (the tokens
+    outside S) its mass and the token that the tail would draw. The last row, beyond the block, has an empty S.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PROBS_FIELD_NUMBER: _builtins.int
+    TAIL_MASSES_FIELD_NUMBER: _builtins.int
+    TAIL_TOKENS_FIELD_NUMBER: _builtins.int
+    probs: _builtins.bytes
+    """The law of each support token, in the order of support_ids. float32[sum(support_sizes)]."""
+    tail_masses: _builtins.bytes
+    """Sum of the law outside S. float64[lookahead + 1]."""
+    tail_tokens: _builtins.bytes
+    """Token drawn from the law outside S by inverse CDF in id order, with RESAMPLE noise of the row's position; 0 where
+    the mass is 0. int32[lookahead + 1].
+    """
+    def __init__(
+        self,
+        *,
+        probs: _builtins.bytes = ...,
+        tail_masses: _builtins.bytes = ...,
+        tail_tokens: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["probs", b"probs", "tail_masses", b"tail_masses", "tail_tokens", b"tail_tokens"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SupportRows: _TypeAlias = SupportRows  # noqa: Y015
+
+@_typing.final
+class SampleRows(_message.Message):
+    """What `greedy` and `coupled` need: the target's own draw at every position."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TOKENS_FIELD_NUMBER: _builtins.int
+    tokens: _builtins.bytes
+    """Winner of the race over the target's law with COUPLE noise; the argmax when the law is greedy. int32[lookahead + 1]."""
+    def __init__(
+        self,
+        *,
+        tokens: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["tokens", b"tokens"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SampleRows: _TypeAlias = SampleRows  # noqa: Y015
+
+@_typing.final
+class LogprobRows(_message.Message):
+    """Natural logarithms of the model's probabilities before any transform (log-softmax of the raw logits), for the tokens
+    that a round can emit from these rows.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SUPPORT_FIELD_NUMBER: _builtins.int
+    DRAWN_FIELD_NUMBER: _builtins.int
+    TOP_IDS_FIELD_NUMBER: _builtins.int
+    TOP_FIELD_NUMBER: _builtins.int
+    support: _builtins.bytes
+    """Of the support tokens, in the order of support_ids. float32[sum(support_sizes)]; empty for ROW_FORMAT_SAMPLE."""
+    drawn: _builtins.bytes
+    """Of tail_tokens or of the drawn tokens. float32[lookahead + 1]."""
+    top_ids: _builtins.bytes
+    """The likeliest tokens of each row, descending, lower ids first among equals. int32[lookahead + 1, logprobs]."""
+    top: _builtins.bytes
+    """Their logarithms. float32[lookahead + 1, logprobs]."""
+    def __init__(
+        self,
+        *,
+        support: _builtins.bytes = ...,
+        drawn: _builtins.bytes = ...,
+        top_ids: _builtins.bytes = ...,
+        top: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["drawn", b"drawn", "support", b"support", "top", b"top", "top_ids", b"top_ids"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LogprobRows: _TypeAlias = LogprobRows  # noqa: Y015
 
 @_typing.final
 class VerifyTiming(_message.Message):

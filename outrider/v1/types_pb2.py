@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17outrider/v1/types.proto\x12\x0boutrider.v1\"\xd5\x02\n\x0eSamplingParams\x12\x1f\n\x12repetition_penalty\x18\x01 \x01(\x01H\x00\x88\x01\x01\x12\x18\n\x10presence_penalty\x18\x02 \x01(\x01\x12\x19\n\x11\x66requency_penalty\x18\x03 \x01(\x01\x12>\n\nlogit_bias\x18\x04 \x03(\x0b\x32*.outrider.v1.SamplingParams.LogitBiasEntry\x12\x18\n\x0btemperature\x18\x05 \x01(\x01H\x01\x88\x01\x01\x12\r\n\x05top_k\x18\x06 \x01(\x03\x12\x12\n\x05top_p\x18\x07 \x01(\x01H\x02\x88\x01\x01\x12\r\n\x05min_p\x18\x08 \x01(\x01\x1a\x30\n\x0eLogitBiasEntry\x12\x0b\n\x03key\x18\x01 \x01(\x05\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\x42\x15\n\x13_repetition_penaltyB\x0e\n\x0c_temperatureB\x08\n\x06_top_p\"\x89\x01\n\x07LawSpec\x12-\n\x08sampling\x18\x01 \x01(\x0b\x32\x1b.outrider.v1.SamplingParams\x12\x15\n\rprompt_length\x18\x02 \x01(\r\x12\x16\n\x0estop_token_ids\x18\x03 \x01(\x0c\x12\x12\n\nmin_tokens\x18\x04 \x01(\r\x12\x0c\n\x04seed\x18\x05 \x01(\x06\";\n\x08\x44raftLaw\x12\r\n\x05sizes\x18\x01 \x01(\x0c\x12\x11\n\ttoken_ids\x18\x02 \x01(\x0c\x12\r\n\x05probs\x18\x03 \x01(\x0c\"\xd0\x01\n\tModelInfo\x12\x10\n\x08model_id\x18\x01 \x01(\t\x12\x19\n\x11vocab_fingerprint\x18\x02 \x01(\t\x12\x12\n\nvocab_size\x18\x03 \x01(\r\x12\x19\n\x11padded_vocab_size\x18\x04 \x01(\r\x12\x16\n\x0e\x63ontext_length\x18\x05 \x01(\r\x12\r\n\x05\x64type\x18\x06 \x01(\t\x12\x13\n\x0blaw_version\x18\x07 \x01(\r\x12\x15\n\reos_token_ids\x18\x08 \x01(\x0c\x12\x14\n\x0ctoken_hashes\x18\t \x01(\x0c\"h\n\nWorkerLoad\x12\x15\n\ropen_sessions\x18\x01 \x01(\r\x12\x14\n\x0cqueued_items\x18\x02 \x01(\r\x12\x15\n\rkv_pages_used\x18\x03 \x01(\r\x12\x16\n\x0ekv_pages_total\x18\x04 \x01(\r*\x92\x04\n\x0b\x45rrorReason\x12\x1c\n\x18\x45RROR_REASON_UNSPECIFIED\x10\x00\x12\"\n\x1e\x45RROR_REASON_SESSION_NOT_FOUND\x10\x01\x12 \n\x1c\x45RROR_REASON_PREFIX_MISMATCH\x10\x02\x12\x1f\n\x1b\x45RROR_REASON_VOCAB_MISMATCH\x10\x03\x12\x1c\n\x18\x45RROR_REASON_STALE_EPOCH\x10\x04\x12\x1b\n\x17\x45RROR_REASON_QUEUE_FULL\x10\x05\x12\x19\n\x15\x45RROR_REASON_DRAINING\x10\x06\x12\"\n\x1e\x45RROR_REASON_NON_FINITE_LOGITS\x10\x07\x12\x1e\n\x1a\x45RROR_REASON_INVALID_FIELD\x10\x08\x12!\n\x1d\x45RROR_REASON_CONTEXT_EXCEEDED\x10\t\x12\"\n\x1e\x45RROR_REASON_SESSION_CANCELLED\x10\n\x12\x1f\n\x1b\x45RROR_REASON_SESSION_EXISTS\x10\x0b\x12\x1a\n\x16\x45RROR_REASON_NO_WORKER\x10\x0c\x12\"\n\x1e\x45RROR_REASON_STORE_UNAVAILABLE\x10\r\x12\x1c\n\x18\x45RROR_REASON_NO_PROGRESS\x10\x0e\x12\x1e\n\x1a\x45RROR_REASON_ENGINE_FAILED\x10\x0f\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17outrider/v1/types.proto\x12\x0boutrider.v1\"\x8a\x03\n\x0eSamplingParams\x12\x1f\n\x12repetition_penalty\x18\x01 \x01(\x01H\x00\x88\x01\x01\x12\x18\n\x10presence_penalty\x18\x02 \x01(\x01\x12\x19\n\x11\x66requency_penalty\x18\x03 \x01(\x01\x12>\n\nlogit_bias\x18\x04 \x03(\x0b\x32*.outrider.v1.SamplingParams.LogitBiasEntry\x12\x18\n\x0btemperature\x18\x05 \x01(\x01H\x01\x88\x01\x01\x12\r\n\x05top_k\x18\x06 \x01(\x03\x12\x12\n\x05top_p\x18\x07 \x01(\x01H\x02\x88\x01\x01\x12\r\n\x05min_p\x18\x08 \x01(\x01\x12\x19\n\x11\x61llowed_token_ids\x18\t \x03(\x05\x12\x18\n\x10\x62\x61nned_token_ids\x18\n \x03(\x05\x1a\x30\n\x0eLogitBiasEntry\x12\x0b\n\x03key\x18\x01 \x01(\x05\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\x42\x15\n\x13_repetition_penaltyB\x0e\n\x0c_temperatureB\x08\n\x06_top_p\"M\n\x07Grammar\x12\x15\n\x0bjson_schema\x18\x01 \x01(\tH\x00\x12\x0f\n\x05regex\x18\x02 \x01(\tH\x00\x12\x0e\n\x04lark\x18\x03 \x01(\tH\x00\x42\n\n\x08language\"\xb0\x01\n\x07LawSpec\x12-\n\x08sampling\x18\x01 \x01(\x0b\x32\x1b.outrider.v1.SamplingParams\x12\x15\n\rprompt_length\x18\x02 \x01(\r\x12\x16\n\x0estop_token_ids\x18\x03 \x01(\x0c\x12\x12\n\nmin_tokens\x18\x04 \x01(\r\x12\x0c\n\x04seed\x18\x05 \x01(\x06\x12%\n\x07grammar\x18\x06 \x01(\x0b\x32\x14.outrider.v1.Grammar\";\n\x08\x44raftLaw\x12\r\n\x05sizes\x18\x01 \x01(\x0c\x12\x11\n\ttoken_ids\x18\x02 \x01(\x0c\x12\r\n\x05probs\x18\x03 \x01(\x0c\"\xd0\x01\n\tModelInfo\x12\x10\n\x08model_id\x18\x01 \x01(\t\x12\x19\n\x11vocab_fingerprint\x18\x02 \x01(\t\x12\x12\n\nvocab_size\x18\x03 \x01(\r\x12\x19\n\x11padded_vocab_size\x18\x04 \x01(\r\x12\x16\n\x0e\x63ontext_length\x18\x05 \x01(\r\x12\r\n\x05\x64type\x18\x06 \x01(\t\x12\x13\n\x0blaw_version\x18\x07 \x01(\r\x12\x15\n\reos_token_ids\x18\x08 \x01(\x0c\x12\x14\n\x0ctoken_hashes\x18\t \x01(\x0c\"h\n\nWorkerLoad\x12\x15\n\ropen_sessions\x18\x01 \x01(\r\x12\x14\n\x0cqueued_items\x18\x02 \x01(\r\x12\x15\n\rkv_pages_used\x18\x03 \x01(\r\x12\x16\n\x0ekv_pages_total\x18\x04 \x01(\r*\x92\x04\n\x0b\x45rrorReason\x12\x1c\n\x18\x45RROR_REASON_UNSPECIFIED\x10\x00\x12\"\n\x1e\x45RROR_REASON_SESSION_NOT_FOUND\x10\x01\x12 \n\x1c\x45RROR_REASON_PREFIX_MISMATCH\x10\x02\x12\x1f\n\x1b\x45RROR_REASON_VOCAB_MISMATCH\x10\x03\x12\x1c\n\x18\x45RROR_REASON_STALE_EPOCH\x10\x04\x12\x1b\n\x17\x45RROR_REASON_QUEUE_FULL\x10\x05\x12\x19\n\x15\x45RROR_REASON_DRAINING\x10\x06\x12\"\n\x1e\x45RROR_REASON_NON_FINITE_LOGITS\x10\x07\x12\x1e\n\x1a\x45RROR_REASON_INVALID_FIELD\x10\x08\x12!\n\x1d\x45RROR_REASON_CONTEXT_EXCEEDED\x10\t\x12\"\n\x1e\x45RROR_REASON_SESSION_CANCELLED\x10\n\x12\x1f\n\x1b\x45RROR_REASON_SESSION_EXISTS\x10\x0b\x12\x1a\n\x16\x45RROR_REASON_NO_WORKER\x10\x0c\x12\"\n\x1e\x45RROR_REASON_STORE_UNAVAILABLE\x10\r\x12\x1c\n\x18\x45RROR_REASON_NO_PROGRESS\x10\x0e\x12\x1e\n\x1a\x45RROR_REASON_ENGINE_FAILED\x10\x0f\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -33,18 +33,20 @@ if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_SAMPLINGPARAMS_LOGITBIASENTRY']._loaded_options = None
   _globals['_SAMPLINGPARAMS_LOGITBIASENTRY']._serialized_options = b'8\001'
-  _globals['_ERRORREASON']._serialized_start=903
-  _globals['_ERRORREASON']._serialized_end=1433
+  _globals['_ERRORREASON']._serialized_start=1074
+  _globals['_ERRORREASON']._serialized_end=1604
   _globals['_SAMPLINGPARAMS']._serialized_start=41
-  _globals['_SAMPLINGPARAMS']._serialized_end=382
-  _globals['_SAMPLINGPARAMS_LOGITBIASENTRY']._serialized_start=285
-  _globals['_SAMPLINGPARAMS_LOGITBIASENTRY']._serialized_end=333
-  _globals['_LAWSPEC']._serialized_start=385
-  _globals['_LAWSPEC']._serialized_end=522
-  _globals['_DRAFTLAW']._serialized_start=524
-  _globals['_DRAFTLAW']._serialized_end=583
-  _globals['_MODELINFO']._serialized_start=586
-  _globals['_MODELINFO']._serialized_end=794
-  _globals['_WORKERLOAD']._serialized_start=796
-  _globals['_WORKERLOAD']._serialized_end=900
+  _globals['_SAMPLINGPARAMS']._serialized_end=435
+  _globals['_SAMPLINGPARAMS_LOGITBIASENTRY']._serialized_start=338
+  _globals['_SAMPLINGPARAMS_LOGITBIASENTRY']._serialized_end=386
+  _globals['_GRAMMAR']._serialized_start=437
+  _globals['_GRAMMAR']._serialized_end=514
+  _globals['_LAWSPEC']._serialized_start=517
+  _globals['_LAWSPEC']._serialized_end=693
+  _globals['_DRAFTLAW']._serialized_start=695
+  _globals['_DRAFTLAW']._serialized_end=754
+  _globals['_MODELINFO']._serialized_start=757
+  _globals['_MODELINFO']._serialized_end=965
+  _globals['_WORKERLOAD']._serialized_start=967
+  _globals['_WORKERLOAD']._serialized_end=1071
 # @@protoc_insertion_point(module_scope)

@@ -142,6 +142,8 @@ class SamplingParams(_message.Message):
     TOP_K_FIELD_NUMBER: _builtins.int
     TOP_P_FIELD_NUMBER: _builtins.int
     MIN_P_FIELD_NUMBER: _builtins.int
+    ALLOWED_TOKEN_IDS_FIELD_NUMBER: _builtins.int
+    BANNED_TOKEN_IDS_FIELD_NUMBER: _builtins.int
     repetition_penalty: _builtins.float
     """Divides the logits of every token seen in prompt or output (multiplies negative ones). Range (0, 100], default 1."""
     presence_penalty: _builtins.float
@@ -162,6 +164,16 @@ class SamplingParams(_message.Message):
         -100 bans the token outright.
         """
 
+    @_builtins.property
+    def allowed_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """The only tokens that may be drawn; empty (the default) allows all. Applied with logit_bias. Ids in
+        [0, vocabulary), at most 65536.
+        """
+
+    @_builtins.property
+    def banned_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Tokens that are never drawn. Applied with logit_bias. Ids in [0, vocabulary), at most 65536."""
+
     def __init__(
         self,
         *,
@@ -173,10 +185,12 @@ class SamplingParams(_message.Message):
         top_k: _builtins.int = ...,
         top_p: _builtins.float | None = ...,
         min_p: _builtins.float = ...,
+        allowed_token_ids: _abc.Iterable[_builtins.int] | None = ...,
+        banned_token_ids: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_repetition_penalty", b"_repetition_penalty", "_temperature", b"_temperature", "_top_p", b"_top_p", "repetition_penalty", b"repetition_penalty", "temperature", b"temperature", "top_p", b"top_p"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_repetition_penalty", b"_repetition_penalty", "_temperature", b"_temperature", "_top_p", b"_top_p", "frequency_penalty", b"frequency_penalty", "logit_bias", b"logit_bias", "min_p", b"min_p", "presence_penalty", b"presence_penalty", "repetition_penalty", b"repetition_penalty", "temperature", b"temperature", "top_k", b"top_k", "top_p", b"top_p"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_repetition_penalty", b"_repetition_penalty", "_temperature", b"_temperature", "_top_p", b"_top_p", "allowed_token_ids", b"allowed_token_ids", "banned_token_ids", b"banned_token_ids", "frequency_penalty", b"frequency_penalty", "logit_bias", b"logit_bias", "min_p", b"min_p", "presence_penalty", b"presence_penalty", "repetition_penalty", b"repetition_penalty", "temperature", b"temperature", "top_k", b"top_k", "top_p", b"top_p"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__repetition_penalty: _TypeAlias = _typing.Literal["repetition_penalty"]  # noqa: Y015
     _WhichOneofArgType__repetition_penalty: _TypeAlias = _typing.Literal["_repetition_penalty", b"_repetition_penalty"]  # noqa: Y015
@@ -194,6 +208,40 @@ class SamplingParams(_message.Message):
 Global___SamplingParams: _TypeAlias = SamplingParams  # noqa: Y015
 
 @_typing.final
+class Grammar(_message.Message):
+    """A language that the whole output must belong to. Tokens that cannot go on to a member of it are masked before
+    temperature; the stop tokens are allowed exactly where the output is a member.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    JSON_SCHEMA_FIELD_NUMBER: _builtins.int
+    REGEX_FIELD_NUMBER: _builtins.int
+    LARK_FIELD_NUMBER: _builtins.int
+    json_schema: _builtins.str
+    """JSON texts that a JSON Schema accepts; "{}" accepts any JSON text."""
+    regex: _builtins.str
+    """Texts that a regular expression matches whole (Rust regex syntax, no look-around)."""
+    lark: _builtins.str
+    """Texts that a Lark grammar generates from its rule "start"."""
+    def __init__(
+        self,
+        *,
+        json_schema: _builtins.str = ...,
+        regex: _builtins.str = ...,
+        lark: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["json_schema", b"json_schema", "language", b"language", "lark", b"lark", "regex", b"regex"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["json_schema", b"json_schema", "language", b"language", "lark", b"lark", "regex", b"regex"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_language: _TypeAlias = _typing.Literal["json_schema", "regex", "lark"]  # noqa: Y015
+    _WhichOneofArgType_language: _TypeAlias = _typing.Literal["language", b"language"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_language) -> _WhichOneofReturnType_language | None: ...
+
+Global___Grammar: _TypeAlias = Grammar  # noqa: Y015
+
+@_typing.final
 class LawSpec(_message.Message):
     """The law parameters of a session as a worker needs them: those of the client and those that follow from the request."""
 
@@ -204,6 +252,7 @@ class LawSpec(_message.Message):
     STOP_TOKEN_IDS_FIELD_NUMBER: _builtins.int
     MIN_TOKENS_FIELD_NUMBER: _builtins.int
     SEED_FIELD_NUMBER: _builtins.int
+    GRAMMAR_FIELD_NUMBER: _builtins.int
     prompt_length: _builtins.int
     """Number of prompt tokens; presence and frequency penalty count tokens from here on."""
     stop_token_ids: _builtins.bytes
@@ -216,6 +265,10 @@ class LawSpec(_message.Message):
     def sampling(self) -> Global___SamplingParams:
         """The client's sampling parameters, already validated."""
 
+    @_builtins.property
+    def grammar(self) -> Global___Grammar:
+        """Language of the output, counted from prompt_length on; unset allows every text."""
+
     def __init__(
         self,
         *,
@@ -224,10 +277,11 @@ class LawSpec(_message.Message):
         stop_token_ids: _builtins.bytes = ...,
         min_tokens: _builtins.int = ...,
         seed: _builtins.int = ...,
+        grammar: Global___Grammar | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["sampling", b"sampling"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["grammar", b"grammar", "sampling", b"sampling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["min_tokens", b"min_tokens", "prompt_length", b"prompt_length", "sampling", b"sampling", "seed", b"seed", "stop_token_ids", b"stop_token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["grammar", b"grammar", "min_tokens", b"min_tokens", "prompt_length", b"prompt_length", "sampling", b"sampling", "seed", b"seed", "stop_token_ids", b"stop_token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

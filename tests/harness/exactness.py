@@ -2,7 +2,7 @@
 
 Every decision of a rule is a threshold: an ACCEPT uniform against a probability, one race score against another, a
 uniform against a cumulative weight. Bisection finds each threshold to the last bits of float64, so the law that the
-code implements, rounding included, comes out without sampling.
+code implements, rounding included, comes out without sampling. What is done with it is in `joint.py`.
 """
 
 from collections.abc import Callable
@@ -18,6 +18,7 @@ NEVER = 1e300  # the exponential of a runner that must not win
 ALWAYS = 1e-300  # the exponential of a runner that must win
 LARGEST = 1 - 2.0**-53
 
+# Of (draft_tokens, draft_law, target_probs [lookahead + 1, vocab_size], noise).
 Rule = Callable[[np.ndarray, SparseLaw, np.ndarray, "ScriptedNoise"], Outcome]
 
 
@@ -31,9 +32,9 @@ class ScriptedNoise:
     tail_runner: float = NEVER
     tail_uniform: float = 0.5
 
-    def uniform(self, purpose, position):
+    def uniforms(self, purpose, positions):
         assert purpose is Purpose.ACCEPT
-        return self.accept[position]
+        return np.array([self.accept[int(position)] for position in positions])
 
     def exponentials(self, purpose, position, token_ids):
         assert purpose is Purpose.RESAMPLE
@@ -44,69 +45,19 @@ class ScriptedNoise:
         return self.tail_runner, self.tail_uniform
 
 
-@dataclass(frozen=True)
-class Block:
-    """A block as the rule gets it, and the laws that its tokens were really drawn from."""
+def drawn_law(run: Callable[..., int], support: list[int], vocab_size: int) -> np.ndarray:
+    """Law of a token drawn by a race of the support and a tail: [vocab_size] float64.
 
-    drawn: np.ndarray  # [lookahead, vocab] float64
-    shipped: Callable[[np.ndarray], SparseLaw]  # draft tokens -> the law beside them
-    target_probs: np.ndarray  # [lookahead + 1, vocab] float32
-
-
-def output_law(rule: Rule, block: Block) -> np.ndarray:
-    """The law of each position's token, given that all draft tokens before were kept.
-
-    Returns [positions, vocab] float64; fewer than lookahead + 1 positions when no draft token of one can be kept.
+    `run` takes the runners' exponentials by token, the tail's exponential and (0.5 by default) the tail's uniform, and
+    returns the token.
     """
-    lookahead, vocab_size = block.drawn.shape
-    overlap = np.minimum(block.drawn, block.target_probs[:-1])
-    keepable = np.where(overlap.any(axis=1), overlap.argmax(axis=1), block.drawn.argmax(axis=1)).astype(np.int32)
-    law = np.zeros((lookahead + 1, vocab_size))
-    for index in range(lookahead):
-        for token in np.flatnonzero(block.drawn[index]):
-            tokens = keepable.copy()
-            tokens[index] = token
-            law[index] += block.drawn[index, token] * _position(rule, block, tokens, index)
-        if not overlap[index].any():
-            return law[: index + 1]
-    law[lookahead] = _drawn_token(rule, block, keepable, lookahead, dict.fromkeys(range(lookahead), ALWAYS))
-    return law
-
-
-def _position(rule: Rule, block: Block, tokens: np.ndarray, index: int) -> np.ndarray:
-    """Law of the token at `index`, given the draft token there and all before kept."""
-
-    def run(uniform: float) -> Outcome:
-        accept = {position: ALWAYS if position < index else uniform for position in range(len(tokens))}
-        return rule(tokens, block.shipped(tokens), block.target_probs, ScriptedNoise(accept=accept))
-
-    result = np.zeros(block.drawn.shape[1])
-    # The smallest uniform that rejects is the probability to keep.
-    kept = _threshold(lambda uniform: run(uniform).accepted > index, 0.0, 1.0)
-    result[tokens[index]] = kept
-    if run(LARGEST).accepted > index:
-        return result
-    accept = {position: ALWAYS if position < index else LARGEST for position in range(len(tokens))}
-    return result + (1 - kept) * _drawn_token(rule, block, tokens, index, accept)
-
-
-def _drawn_token(rule: Rule, block: Block, tokens: np.ndarray, index: int, accept: dict[int, float]) -> np.ndarray:
-    """Law of the token that the rule draws at `index`: race rates by bisection, the tail by its uniform."""
-    shipped = block.shipped(tokens)
-
-    def run(runners: dict[int, float], tail: float, uniform: float = 0.5) -> int:
-        outcome = rule(tokens, shipped, block.target_probs, ScriptedNoise(0, accept, runners, tail, uniform))
-        assert outcome.accepted == index, "the rule stopped elsewhere"
-        return outcome.token
-
-    support = shipped.row(index)[0].tolist() if index < len(tokens) else []
     reference = _first_runner(run, support)
-    rates = np.zeros(block.drawn.shape[1])
+    rates = np.zeros(vocab_size)
     for token in support:
         rates[token] = 1.0 if token == reference else _relative_rate(run, token, reference)
     tail_rate = 1.0 if reference is None else _relative_rate(run, None, reference)
     if tail_rate:
-        rates += tail_rate * _tail_law(lambda uniform: run({}, ALWAYS, uniform), len(rates))
+        rates += tail_rate * _tail_law(lambda uniform: run({}, ALWAYS, uniform), vocab_size)
     return rates / rates.sum()
 
 
@@ -129,20 +80,25 @@ def _relative_rate(run: Callable[..., int], runner: int | None, reference: int) 
 
     if not wins(-60.0):
         return 0.0
-    return float(np.exp(_threshold(wins, -60.0, 60.0)))
+    return float(np.exp(threshold(wins, -60.0, 60.0)))
 
 
 def _tail_law(run: Callable[[float], int], vocab_size: int) -> np.ndarray:
     """Lengths of the intervals of the uniform that give each token; tokens ascend with it."""
-    edges = [0.0]
-    for token in range(vocab_size):
-        reached = run(LARGEST) <= token
-        edges.append(1.0 if reached else _threshold(lambda uniform, token=token: run(uniform) <= token, 0.0, 1.0))
-    return np.diff(edges)
+    law, edge = np.zeros(vocab_size), 0.0
+    while edge < 1.0:
+        token = run(min(max(float(np.nextafter(edge, 1.0)), ALWAYS), LARGEST))
+        last = run(LARGEST) <= token
+        end = 1.0 if last else threshold(lambda uniform, token=token: run(uniform) <= token, 0.0, 1.0)
+        law[token] += end - edge
+        edge = max(end, float(np.nextafter(edge, 1.0)))
+    return law
 
 
-def _threshold(holds: Callable[[float], bool], low: float, high: float) -> float:
+def threshold(holds: Callable[[float], bool], low: float, high: float) -> float:
     """Where a condition that holds on the left stops holding, to the last bits; `low` when it holds nowhere."""
+    if low == 0.0 and not holds(ALWAYS):
+        return low
     while (middle := (low + high) / 2) not in (low, high):
         low, high = (middle, high) if holds(middle) else (low, middle)
     return high if high == 1.0 and holds(LARGEST) else low

@@ -1,0 +1,205 @@
+"""What a target says about a block, short of its whole law: made where the logits are, judged where the block is.
+
+Both kinds of row are made here and only here: by the target on its device, and by the orchestrator from dense logits,
+so that the tokens do not depend on what crossed the wire. Nothing dense leaves the device of the law.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from outrider.law import couple
+from outrider.law.noise import Purpose, RoundNoise
+from outrider.law.race import scores
+from outrider.law.sparse import Float32Array, Int32Array
+
+Float64Array = npt.NDArray[np.float64]
+
+# The inverse distribution function looks first for the chunk of this many tokens, then for the token in it.
+_CHUNK = 512
+
+
+@dataclass(frozen=True)
+class SupportRows:
+    """The target's law on the draft's support S, and the tail beside it; SupportRows in target.proto.
+
+    Attributes:
+        probs: [sum(sizes)] float32, target_probs of the support tokens, in the order of the draft law's token_ids.
+        tail_masses: [lookahead + 1] float64, sum of target_probs outside S. The last row's S is empty.
+        tail_tokens: [lookahead + 1] int32, drawn outside S by inverse CDF, with RESAMPLE noise of the row's position; 0
+            where the mass is 0.
+    """
+
+    probs: Float32Array
+    tail_masses: Float64Array
+    tail_tokens: Int32Array
+
+
+@dataclass(frozen=True)
+class Support:
+    """A block as far as its SupportRows depend on it.
+
+    Attributes:
+        noise: of the round; row i stands at position noise.base_length + i.
+        sizes: [lookahead] int32, entries of the draft law per draft token.
+        token_ids: [sum(sizes)] int32, distinct within a row.
+    """
+
+    noise: RoundNoise
+    sizes: Int32Array
+    token_ids: Int32Array
+
+    @property
+    def rows(self) -> int:
+        """lookahead + 1."""
+        return len(self.sizes) + 1
+
+
+@dataclass(frozen=True)
+class Sample:
+    """A block as far as its target tokens depend on it.
+
+    Attributes:
+        noise: of the round; row i stands at position noise.base_length + i.
+        rows: lookahead + 1.
+    """
+
+    noise: RoundNoise
+    rows: int
+
+
+def support_rows(target_probs: torch.Tensor, blocks: Sequence[Support]) -> list[SupportRows]:
+    """The rows of `ratio` and `block`, of many blocks in one call.
+
+    Args:
+        target_probs: [sum of the blocks' rows, vocab_size] float32, contiguous, on any device. Changed during the call.
+        blocks: in the order of the rows.
+
+    Returns one SupportRows per block. A row does not depend on its neighbours, to the last bit.
+    Raises ValueError when rows and blocks differ in number.
+    """
+    rows = _require_rows(target_probs, [block.rows for block in blocks])
+    sizes = np.concatenate([np.append(block.sizes, 0) for block in blocks]).astype(np.int64)
+    entries = np.repeat(np.arange(rows), sizes), np.concatenate([block.token_ids for block in blocks]).astype(np.int64)
+    where = tuple(torch.from_numpy(index).to(target_probs.device) for index in entries)
+    on_support = target_probs[where]
+    # What is left is the tail, zero by zero: its sum is no difference of almost equal numbers.
+    target_probs[where] = 0.0
+    noises = [(block.noise, block.noise.base_length + row) for block in blocks for row in range(block.rows)]
+    masses, tokens = _draw(target_probs, [noise.tail(Purpose.RESAMPLE, position)[1] for noise, position in noises])
+    target_probs[where] = on_support
+    return list(_split(blocks, on_support.cpu().numpy(), masses, tokens))
+
+
+def sample_rows(target_probs: torch.Tensor, blocks: Sequence[Sample]) -> list[Int32Array]:
+    """The rows of `greedy` and `coupled`, of many blocks in one call: the winner of the race over each row's law with
+    COUPLE noise, the lowest id among equals. Of a one-hot law that is its token, whatever the noise.
+
+    Args:
+        target_probs: [sum of the blocks' rows, vocab_size] float32, contiguous, on any device.
+        blocks: in the order of the rows.
+
+    Returns one [rows] int32 array per block. A row does not depend on its neighbours, to the last bit.
+    Raises ValueError when rows and blocks differ in number, or a row is no law.
+    """
+    rows = _require_rows(target_probs, [block.rows for block in blocks])
+    seeds = [block.noise.seed for block in blocks for _ in range(block.rows)]
+    positions = [block.noise.base_length + row for block in blocks for row in range(block.rows)]
+    owners, ids, probs, steps = _contenders(target_probs, seeds, positions)
+    exponentials = couple.exponentials(
+        np.array(seeds, dtype=np.uint64)[owners], np.array(positions, dtype=np.int64)[owners], ids, steps
+    )
+    race = scores(probs, exponentials)
+    # Sorted by row, then score, then id: the first of each row wins.
+    order = np.lexsort((ids, race, owners))
+    winners = ids[order][np.searchsorted(owners[order], np.arange(rows))].astype(np.int32)
+    return np.split(winners, np.cumsum([block.rows for block in blocks])[:-1])
+
+
+def _require_rows(target_probs: torch.Tensor, rows: Sequence[int]) -> int:
+    if len(target_probs) != sum(rows):
+        raise ValueError(f"{len(target_probs)} rows of law for blocks of {sum(rows)} rows")
+    return sum(rows)
+
+
+def _split(
+    blocks: Sequence[Support], on_support: Float32Array, masses: Float64Array, tokens: Int32Array
+) -> Iterator[SupportRows]:
+    entry = row = 0
+    for block in blocks:
+        entries = slice(entry, entry := entry + len(block.token_ids))
+        rows = slice(row, row := row + block.rows)
+        yield SupportRows(on_support[entries], masses[rows], tokens[rows])
+
+
+def _draw(weights: torch.Tensor, uniforms: Sequence[float]) -> tuple[Float64Array, Int32Array]:
+    """(sum, token drawn by inverse CDF in id order; 0 where the sum is 0) of each row of weights [rows, vocab_size]."""
+    reached = np.cumsum(_chunk_sums(weights), axis=1)
+    masses = reached[:, -1].copy()
+    wanted = np.array(uniforms) * masses
+    chunks = (reached <= wanted[:, None]).sum(axis=1)
+    # A sum of zero reaches nothing.
+    chunks = np.minimum(chunks, reached.shape[1] - 1)
+    rows = np.arange(len(chunks))
+    before = np.where(chunks > 0, reached[rows, chunks - 1], 0.0)
+    ids, inside = _chunk(weights, chunks * _CHUNK)
+    running = before[:, None] + np.cumsum(inside, axis=1, dtype=np.float64)
+    # The chunk's own sum may end an ulp short of what its total promised: then it is the chunk's last token.
+    last = inside.shape[1] - 1 - (inside[:, ::-1] > 0).argmax(axis=1)
+    first = np.minimum((running <= wanted[:, None]).sum(axis=1), last)
+    return masses, np.where(masses > 0, ids[rows, first], 0).astype(np.int32)
+
+
+def _chunk_sums(weights: torch.Tensor) -> Float64Array:
+    """[rows, chunks] float64 sums of successive _CHUNK columns, the last of what is left."""
+    if weights.device.type != "cpu":
+        return _chunk_sums_on_device(weights)
+    # A row at a time: torch would turn all of them into float64 first, and a row fits the cache.
+    whole = weights.shape[1] // _CHUNK * _CHUNK
+    sums = np.empty((len(weights), whole // _CHUNK + 1))
+    for row, out in zip(weights.numpy(), sums, strict=True):
+        row[:whole].reshape(-1, _CHUNK).sum(axis=1, dtype=np.float64, out=out[:-1])
+        out[-1] = row[whole:].sum(dtype=np.float64)
+    return sums
+
+
+def _chunk_sums_on_device(weights: torch.Tensor) -> Float64Array:
+    whole = weights.shape[1] // _CHUNK * _CHUNK
+    parts = weights[:, :whole].reshape(len(weights), whole // _CHUNK, _CHUNK), weights[:, None, whole:]
+    sums: Float64Array = torch.cat([part.sum(dim=2, dtype=torch.float64) for part in parts], dim=1).cpu().numpy()
+    return sums
+
+
+def _chunk(weights: torch.Tensor, starts: npt.NDArray[np.integer]) -> tuple[npt.NDArray[np.int64], Float32Array]:
+    """(ids, weights) [rows, _CHUNK] of the chunk of each row; weights 0 beyond the vocabulary."""
+    ids = starts[:, None] + np.arange(_CHUNK)
+    index = torch.from_numpy(np.minimum(ids, weights.shape[1] - 1)).to(weights.device)
+    values = weights.gather(1, index).cpu().numpy()
+    return ids, np.where(ids < weights.shape[1], values, np.float32(0))
+
+
+def _contenders(
+    target_probs: torch.Tensor, seeds: Sequence[int], positions: Sequence[int]
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], Float32Array, npt.NDArray[np.int64]]:
+    """(row, id, probability, coarse bits) of every token that may win its row's race; at least one a row."""
+    if target_probs.device.type != "cpu":
+        return _contenders_on_device(target_probs, seeds, positions)
+    found = []
+    for row, (probs, seed, position) in enumerate(zip(target_probs.numpy(), seeds, positions, strict=True)):
+        steps = couple.coarse(seed, position, len(probs))
+        ids = couple.contenders(probs, steps)
+        found.append((np.full(len(ids), row), ids, probs[ids], steps[ids].astype(np.int64)))
+    rows, ids, values, numbers = (np.concatenate(column) for column in zip(*found, strict=True))
+    return rows, ids, values, numbers
+
+
+def _contenders_on_device(
+    target_probs: torch.Tensor, seeds: Sequence[int], positions: Sequence[int]
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], Float32Array, npt.NDArray[np.int64]]:
+    steps = couple.coarse_on(target_probs.device, seeds, positions, target_probs.shape[1])
+    rows, ids = couple.contenders_on(target_probs, steps)
+    values, numbers = target_probs[rows, ids], steps[rows, ids].long()
+    return rows.cpu().numpy(), ids.cpu().numpy(), values.cpu().numpy(), numbers.cpu().numpy()
