@@ -304,7 +304,9 @@ async def test_b3_a_block_that_breaks_the_protocol_is_dropped_and_counted_and_sh
         async with start_orchestrator(
             [target.address], [draft.address], draft_timeout=20, metrics=counters.metrics
         ) as orchestrator:
-            generation = await orchestrator.generate(ask(PROMPT, max_tokens=12, temperature=0))
+            # A rule that looks at the draft's law, over a target that leaves it no choice.
+            request = ask(PROMPT, max_tokens=12, top_k=1, acceptance=orchestrator_pb2.ACCEPTANCE_RATIO)
+            generation = await orchestrator.generate(request)
             assert generation.ids == greedy_output(PROMPT, 12)
             invalid = [
                 one for one in generation.rounds if one.plain_reason == orchestrator_pb2.PLAIN_REASON_DRAFT_INVALID
