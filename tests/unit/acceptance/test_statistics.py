@@ -72,7 +72,7 @@ def runner_and_tail_chain():
 
 
 def crossed_chain():
-    """Target and draft like the two tokens the other way round: what `block` decides hangs on the second draft token."""
+    """Target and draft like two tokens the other way round: what `block` decides hangs on the second draft token."""
     target = np.array([[1 / 3, 2 / 3]] * 2, np.float32)
     return Chain.honest(target, [(np.arange(2, dtype=np.int32), np.array([2 / 3, 1 / 3], np.float32))] * 2)
 
@@ -184,7 +184,7 @@ def test_the_tables_hold_what_round_noise_says():
 @RULES
 @pytest.mark.parametrize("chain", [CHAIN, TAIL_CHAIN, CROSSED, BLOCK_CHAINS[0]])
 def test_the_right_rule_says_what_the_target_would(chain, rule):
-    assert p_value(chain, rule, make_tables(8000)) > RIGHT
+    assert p_value(chain, rule, make_tables(4000)) > RIGHT
 
 
 @RULES
@@ -192,7 +192,7 @@ def test_a4_a_draft_that_says_its_argmax_says_what_the_target_would(rule):
     logits = torch.tensor([[2, 1.5, 1, 0.5]])
     target = logits.softmax(dim=1).numpy().repeat(4, axis=0)
     chain = Chain.honest(target, truncate(logits.softmax(dim=1), 1) * 4)
-    assert p_value(chain, rule, make_tables(8000)) > RIGHT
+    assert p_value(chain, rule, make_tables(4000)) > RIGHT
 
 
 def named(rule, mutants):
@@ -261,17 +261,17 @@ def seed_ignored(tables):
 @pytest.mark.parametrize(
     ("mutated", "chain", "sessions"),
     [
-        (one_uniform_a_round, CHAIN, 4000),
-        (resample_with_the_drafts_noise, CHAIN, 18_000),
-        (accept_with_the_drafts_noise, CHAIN, 4000),
-        (one_draw_for_runner_and_tail, TAIL_CHAIN, 4000),
-        (propose_without_position, CHAIN, 4000),
-        (draft_says_its_argmax_beside_its_law, CHAIN, 4000),
-        (seed_ignored, CHAIN, 4000),
+        (one_uniform_a_round, CHAIN, 1500),
+        (resample_with_the_drafts_noise, TAIL_CHAIN, 2500),
+        (accept_with_the_drafts_noise, CHAIN, 2500),
+        (one_draw_for_runner_and_tail, TAIL_CHAIN, 2500),
+        (propose_without_position, CHAIN, 1000),
+        (draft_says_its_argmax_beside_its_law, CHAIN, 1000),
+        (seed_ignored, CHAIN, 1000),
     ],
 )
 def test_noise_that_is_shared_fails(mutated, chain, sessions, rule):
-    """Measured over 20 000 other seeds, each has a noncentrality above 130 here; 118 is seen with power 0.999."""
+    """Measured over 6000 other seeds, each has a noncentrality above 130 here; 118 is seen with POWER."""
     assert p_value(chain, rule, mutated(make_tables(sessions))) < ALPHA
 
 
@@ -281,14 +281,16 @@ def noise_without_base_length(tables):
 
 
 def test_block_with_noise_without_base_length_fails():
-    """After two tokens of which `block` kept none because of the second, the same second token is drawn again."""
+    """After two tokens of which `block` kept none because of the second, the same second token is drawn again. The
+    noncentrality, measured over 6000 other seeds, is 82; 66 is seen with POWER.
+    """
     assert p_value(CROSSED, BLOCK, noise_without_base_length(make_tables(2000))) < ALPHA
     assert p_value(CROSSED, BLOCK, make_tables(2000)) > RIGHT
 
 
 def test_ratio_with_noise_without_base_length_would_not_be_wrong():
     """Its decisions never look at a draft token that they discard: the base length is there for `block`."""
-    assert p_value(CROSSED, RATIO, noise_without_base_length(make_tables(8000))) > RIGHT
+    assert p_value(CROSSED, RATIO, noise_without_base_length(make_tables(4000))) > RIGHT
 
 
 def bonus_dropped(tokens, law, target_probs, noise):
