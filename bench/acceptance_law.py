@@ -1,11 +1,12 @@
 """What each rule accepts, in closed form from the two laws: no noise is drawn.
 
-Notation: `target` is the target's law of a position, `draft` the law that the draft token was drawn from, given as
-(token_ids, probs) because it may be truncated. Laws are divided by their float64 sums.
+`target` is the target's law of a position, `draft` the law that a draft token is drawn from, over its support
+`token_ids` alone because it may be truncated.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
@@ -30,78 +31,75 @@ class Place:
     draft: Float64Array
 
     @property
-    def said(self) -> float:
-        """target_probs of the token."""
-        return float(self.target[self.token])
+    def weight(self) -> float:
+        """draft over target of the token."""
+        return float(self.draft[self.token_ids == self.token].sum() / self.target[self.token])
+
+    @cached_property
+    def on_support(self) -> Float64Array:
+        """[n] the target's law of the support."""
+        return self.target[self.token_ids]
+
+    @cached_property
+    def ratio_rate(self) -> float:
+        """Probability that `ratio` keeps one draft token: sum of min(target, draft)."""
+        return float(np.minimum(self.on_support, self.draft).sum())
+
+    @cached_property
+    def coupled_wins(self) -> Float64Array:
+        """[n] probability that a token of the support wins two races with the same noise, the target's and the draft's.
+
+        Token x wins both when E(y) >= E(x) * max(target(y) / target(x), draft(y) / draft(x)) for every y, and so with
+        probability 1 / (sum over y of that maximum). Sorted by target / draft, the maximum is the first from x on and
+        the second before it.
+        """
+        order = np.argsort(self.on_support / self.draft, kind="stable")
+        p, q = self.on_support[order], self.draft[order]
+        from_here = max(0.0, 1.0 - p.sum()) + p[::-1].cumsum()[::-1]
+        before = q.cumsum() - q
+        wins, alive = np.zeros(len(p)), p > 0
+        wins[order[alive]] = 1.0 / (from_here[alive] / p[alive] + before[alive] / q[alive])
+        return wins
 
     @property
-    def drafted(self) -> float:
-        """draft_probs of the token."""
-        return float(self.draft[self.token_ids == self.token].sum())
+    def coupled_rate(self) -> float:
+        """Probability that `coupled` keeps one draft token."""
+        return float(self.coupled_wins.sum())
+
+    @property
+    def coupled_keeps(self) -> float:
+        """Probability that the draft's winner is the token, given that the target's is."""
+        return float(self.coupled_wins[self.token_ids == self.token].sum() / self.target[self.token])
 
 
-def ratio_rate(target: Float64Array, token_ids: npt.NDArray[np.int32], draft: Float64Array) -> float:
-    """Probability that one draft token is kept: sum of min(target, draft)."""
-    return float(np.minimum(target[token_ids], draft).sum())
-
-
-def coupled_rate(target: Float64Array, token_ids: npt.NDArray[np.int32], draft: Float64Array) -> float:
-    """Probability that two races with the same noise have the same winner: sum of `coupled_wins`."""
-    return float(coupled_wins(target, token_ids, draft).sum())
-
-
-def coupled_wins(target: Float64Array, token_ids: npt.NDArray[np.int32], draft: Float64Array) -> Float64Array:
-    """[n] probability that a token of the support wins both races.
-
-    Token x wins both when E(y) >= E(x) * max(target(y) / target(x), draft(y) / draft(x)) for every y, and so with
-    probability 1 / (sum over y of that maximum). Sorted by target / draft, the maximum is the first above, the second
-    below.
-    """
-    target = target.astype(np.float64) / target.sum(dtype=np.float64)
-    draft = draft.astype(np.float64) / draft.sum(dtype=np.float64)
-    on_support = target[token_ids]
-    order = np.argsort(on_support / draft, kind="stable")
-    p, q = on_support[order], draft[order]
-    above = 1.0 - on_support.sum() + p[::-1].cumsum()[::-1]  # x itself counts here: target(x) / target(x) = 1
-    below = q.cumsum() - q
-    wins = np.zeros(len(p))
-    alive = p > 0
-    wins[order[alive]] = 1.0 / (above[alive] / p[alive] + below[alive] / q[alive])
-    return wins
+# How likely each rule keeps at least 1, 2, .. tokens of a block, along one text of the target. Expectations are over
+# such texts, except over the last token of each prefix, which is summed out. A text of the draft weighs draft / target
+# of it as much: that turns the rules' own expectations, over texts of the draft, into these.
 
 
 def survival_ratio(places: Sequence[Place]) -> Float64Array:
-    """[lookahead] how likely `ratio` keeps at least i tokens, in expectation over the last token of each prefix.
-
-    The expectation is over texts of the *target*: the draft's own texts weigh draft / target as much, so a prefix of
-    them is kept with product of min(draft / target, 1) along the target's text.
-    """
+    """[lookahead]: min(1, target / draft) weighs min(draft / target, 1) here."""
     kept, result = 1.0, []
     for place in places:
-        result.append(kept * ratio_rate(place.target, place.token_ids, place.draft))
-        kept *= min(1.0, place.drafted / place.said)
+        result.append(kept * place.ratio_rate)
+        kept *= min(1.0, place.weight)
     return np.array(result)
 
 
 def survival_block(places: Sequence[Place]) -> Float64Array:
-    """As `survival_ratio`, of `block`: c_i times the weight of the text is the least of the weights up to i, at most 1.
-
-    With W_i the product of draft / target, c_i W_i = min(1, W_1, ..., W_i).
-    """
+    """[lookahead]: c_i weighs min(1, W_1, .., W_i) with W_i the product of draft / target up to i."""
     weight, least, result = 1.0, 1.0, []
     for place in places:
-        support = place.target[place.token_ids]
-        result.append(float(np.minimum(least * support, weight * place.draft).sum()))
-        weight *= place.drafted / place.said
+        result.append(float(np.minimum(least * place.on_support, weight * place.draft).sum()))
+        weight *= place.weight
         least = min(least, weight)
     return np.array(result)
 
 
 def survival_coupled(places: Sequence[Place]) -> Float64Array:
-    """As `survival_ratio`, of `coupled`: noise of different positions is independent."""
+    """[lookahead]: noise of different positions is independent, so the chances multiply."""
     kept, result = 1.0, []
     for place in places:
-        wins = coupled_wins(place.target, place.token_ids, place.draft)
-        result.append(kept * float(wins.sum()))
-        kept *= float(wins[place.token_ids == place.token].sum()) / place.said
+        result.append(kept * place.coupled_rate)
+        kept *= place.coupled_keeps
     return np.array(result)

@@ -7,6 +7,7 @@ import pytest
 import torch
 from scipy import stats
 
+from bench.acceptance_law import Place
 from orchestrator.acceptance import Outcome, accept, coupled, ratio
 from outrider.law import couple
 from outrider.law.draft import truncate
@@ -173,13 +174,11 @@ def test_what_is_said_over_many_seeds_has_the_targets_law():
 @pytest.mark.parametrize("top", [1, 3, VOCAB])
 def test_a_token_is_kept_as_often_as_the_closed_form_says(top):
     """And at least (1 - d) / (1 + d) times, d the distance of the laws. 4000 draws: within four standard errors."""
-    from bench.acceptance_law import coupled_rate
-
     target, near = laws(1), laws(3, laws(1), 0.6)
     row = np.asarray(target([1, 2]))
     ((ids, probs),) = truncate(torch.from_numpy(near([1, 2]))[None], top)
     kept = np.mean([speak(target, near, seed, 1, 1, top=top)[1][0] for seed in range(4000)])
-    rate = coupled_rate(row, ids, probs)
+    rate = Place(0, normalised(row), ids, normalised(probs)).coupled_rate
     assert abs(kept - rate) < 4 * np.sqrt(rate * (1 - rate) / 4000)
     draft = np.zeros(VOCAB)
     draft[ids] = probs
