@@ -43,4 +43,5 @@ def _block(job: Job) -> draft_pb2.Block:
         forward_micros=job.forward_micros,
         passes=job.passes,
     )
-    return block_message(np.array(job.tokens, np.int32), SparseLaw.concatenate(job.rows), timing)
+    law = None if job.law.omit_law else SparseLaw.concatenate(job.rows)
+    return block_message(np.array(job.tokens, np.int32), law, timing)

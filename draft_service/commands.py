@@ -4,6 +4,7 @@ import time
 from dataclasses import dataclass, field
 
 from draft_service.config import MAX_LOOKAHEAD, PROPOSER_NAMES
+from outrider.law.noise import Purpose
 from outrider.law.params import LawParams, ParamError, check, from_law_spec
 from outrider.law.sparse import Int32Array
 from outrider.net.arrays import ArrayError, tokens_in_vocab
@@ -12,7 +13,7 @@ from outrider.v1 import draft_pb2
 from outrider.v1.draft_pb2 import Proposer
 
 MAX_SESSION_ID = 128
-MAX_LAW_TOP = 1024
+MAX_LAW_TOP = 65_536
 DEFAULT_LAW_TOP = 32
 
 # (number of the stream in this process, session id): sessions of different streams never meet.
@@ -27,12 +28,21 @@ class SessionLaw:
         kind: what makes the blocks.
         seed: of the session's noise.
         top: most entries that a row of the draft law keeps.
+        coupled: whether tokens are drawn with COUPLE noise, which the target shares.
+        omit_law: whether blocks travel without their law.
     """
 
     kind: Proposer.ValueType
     params: LawParams
     seed: int
     top: int
+    coupled: bool = False
+    omit_law: bool = False
+
+    @property
+    def purpose(self) -> Purpose:
+        """Of the noise that tokens are drawn with."""
+        return Purpose.COUPLE if self.coupled else Purpose.PROPOSE
 
 
 @dataclass(frozen=True)
@@ -112,7 +122,9 @@ def _open(message: draft_pb2.Open, key: Key, epoch: int, vocab_size: int, kinds:
         raise invalid_field(f"open.proposer is {PROPOSER_NAMES.get(kind, kind)}, this worker offers {offered}")
     params, seed = from_law_spec(message.law)
     check(params, vocab_size)
-    law = SessionLaw(kind, params, seed, message.law_top or DEFAULT_LAW_TOP)
+    law = SessionLaw(
+        kind, params, seed, message.law_top or DEFAULT_LAW_TOP, coupled=message.coupled, omit_law=message.omit_law
+    )
     return Ask(key, epoch, len(tokens), tokens, 0, _lookahead(message.lookahead, "open"), law)
 
 

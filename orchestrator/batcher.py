@@ -46,6 +46,7 @@ class Batcher:
         self._short = _Lane(max_items, asyncio.Semaphore(calls_in_flight))
         self._long = _Lane(1, asyncio.Semaphore(prefills_in_flight))
         self._tasks: set[asyncio.Task[None]] = set()
+        self._under_way: dict[str, asyncio.Future[VerifyResponse]] = {}
 
     async def verify(self, item: VerifyItem) -> VerifyResult:
         """The result of one item. Raises OutriderError when its call failed; cancelling drops the item."""
@@ -54,6 +55,15 @@ class Batcher:
         lane.waiting.append((item, future))
         self._spawn(self._pump(lane))
         return await future
+
+    async def answered(self, session_id: str, within: float) -> None:
+        """Returns when no call is under way that holds an item of the session, at the latest after `within` seconds.
+
+        An item that was dropped travels on in its call when neighbours wait for that one.
+        """
+        call = self._under_way.get(session_id)
+        if call is not None:
+            await asyncio.wait({call}, timeout=within)
 
     async def close(self) -> None:
         """Cancels what waits and what is in flight."""
@@ -86,6 +96,8 @@ class Batcher:
         futures = [future for _, future in batch]
         call = asyncio.ensure_future(self._send([item for item, _ in batch]))  # noqa: RUF006, awaited below
         abandon = _cancel_when_all_done(futures, call)
+        sessions = [item.session_id for item, _ in batch]
+        self._under_way.update(dict.fromkeys(sessions, call))
         try:
             _deliver(batch, await call)
         except OutriderError as error:
@@ -97,6 +109,9 @@ class Batcher:
             _fail(futures, OutriderError(types_pb2.ERROR_REASON_NO_WORKER, "the verify call was abandoned"))
             for future in futures:
                 future.remove_done_callback(abandon)
+            for session_id in sessions:
+                if self._under_way.get(session_id) is call:
+                    del self._under_way[session_id]
 
 
 def _being_cancelled() -> bool:

@@ -112,7 +112,7 @@ class Orchestrator:
     def _limits(self) -> ServingLimits:
         models = [link.model for link in self.targets.usable if link.model is not None]
         if not models:
-            raise OutriderError(types_pb2.ERROR_REASON_NO_WORKER, "no target worker is ready", retry_after=1.0)
+            raise self.targets.nobody()
         longest = min(link.max_lookahead for link in self.targets.usable)
         return ServingLimits(
             vocab_size=self._vocabulary.size,
@@ -139,7 +139,7 @@ class Orchestrator:
         metrics, config = self.services.metrics, self.config
         output = Output(plan.stop, self._spelling, plan.prompt)
         drafting = Drafting(plan, FIRST_EPOCH, self.drafts, metrics, config.draft_timeout)
-        verifying = Verifying(plan, FIRST_EPOCH, self.targets, metrics, config.failover_timeout)
+        verifying = Verifying(plan, FIRST_EPOCH, self.targets, metrics, config.failover_timeout, self._vocabulary.size)
         return Session(plan, FIRST_EPOCH, output, drafting, verifying)
 
     async def _end(self, session: Session, reason: "FinishReason.ValueType") -> None:

@@ -39,7 +39,7 @@ class Proposal:
 
     Attributes:
         tokens: [lookahead] int32.
-        law: the laws that they were drawn from.
+        law: the laws that they were drawn from; without rows where the acceptance rule looks at none.
         reason: unspecified exactly when there are tokens.
     """
 
@@ -144,6 +144,9 @@ class Drafting:
             command.open.law.CopyFrom(to_law_spec(self._plan.law, self._plan.seed))
             command.open.proposer = self._plan.proposer
             command.open.lookahead = self._asked
+            command.open.law_top = self._plan.law_top
+            command.open.coupled = self._plan.acceptance == orchestrator_pb2.ACCEPTANCE_COUPLED
+            command.open.omit_law = self._plan.judged_by_token
         else:
             command.advance.base_length = len(tokens)
             command.advance.tokens, command.advance.prefix_hash = self._peer.suffix(tokens)
@@ -166,16 +169,21 @@ class Drafting:
 
     def _checked(self, block: Block, base_length: int, stats: RoundStats) -> Proposal:
         stats.draft_forward_micros = block.timing.forward_micros
-        try:
-            tokens, law = int32s(block.tokens, "block.tokens"), law_from_message(block.law)
-        except ArrayError:
-            return self._failed(orchestrator_pb2.PLAIN_REASON_DRAFT_INVALID, "malformed")
-        if len(tokens) > self._asked or len(law.sizes) != len(tokens):
-            return self._failed(orchestrator_pb2.PLAIN_REASON_DRAFT_INVALID, "wrong_length")
-        noise = RoundNoise(self._plan.seed, base_length)
         assert self._link is not None
         assert self._link.model is not None
-        if len(tokens) and audit(tokens, law, noise, self._link.model.vocab_size) is not None:
+        vocab_size, by_token = self._link.model.vocab_size, self._plan.judged_by_token
+        try:
+            tokens = int32s(block.tokens, "block.tokens")
+            law = _NO_LAW if by_token else law_from_message(block.law)
+        except ArrayError:
+            return self._failed(orchestrator_pb2.PLAIN_REASON_DRAFT_INVALID, "malformed")
+        if len(tokens) > self._asked or not (by_token or len(law.sizes) == len(tokens)):
+            return self._failed(orchestrator_pb2.PLAIN_REASON_DRAFT_INVALID, "wrong_length")
+        if ((tokens < 0) | (tokens >= vocab_size)).any():
+            return self._failed(orchestrator_pb2.PLAIN_REASON_DRAFT_INVALID, "token_outside_vocabulary")
+        noise = RoundNoise(self._plan.seed, base_length)
+        # A rule that compares tokens trusts the draft in nothing: there is nothing to audit.
+        if len(tokens) and not by_token and audit(tokens, law, noise, vocab_size) is not None:
             return self._failed(orchestrator_pb2.PLAIN_REASON_DRAFT_INVALID, "audit")
         self._link.breaker.success()
         if not len(tokens):

@@ -1,4 +1,4 @@
-"""From rows to an outcome: law, then acceptance, off the event loop."""
+"""From rows to an outcome: the law where rows are dense, then acceptance."""
 
 import asyncio
 import time
@@ -11,47 +11,63 @@ from orchestrator.acceptance import Outcome, accept
 from orchestrator.drafting import Proposal
 from orchestrator.request import GenerationPlan
 from orchestrator.stats import RoundStats, micros_since
+from orchestrator.verifying import Rows
+from outrider.law.answer import Answer, Question, answer
 from outrider.law.noise import RoundNoise
 from outrider.law.sparse import Int32Array
-from outrider.law.transforms import NonFiniteLogits, RowContext, law_probs
 from outrider.net.errors import OutriderError
 from outrider.v1 import types_pb2
 
 
-def decide(plan: GenerationPlan, tokens: Int32Array, proposal: Proposal, logits: torch.Tensor) -> Outcome:
-    """The outcome of a round. A pure function of its arguments.
+def decide(plan: GenerationPlan, tokens: Int32Array, proposal: Proposal, rows: Rows) -> Outcome:
+    """The outcome of a round. A pure function of its arguments, and the same for dense rows and those of the rule.
 
     Args:
         plan: law, seed and acceptance rule.
         tokens: [base_length] int32, all committed tokens.
         proposal: the block.
-        logits: [lookahead + 1, vocab_size] float32.
+        rows: what the target says about it.
 
-    Raises OutriderError(NON_FINITE_LOGITS) when a row has no law.
+    Raises OutriderError: NON_FINITE_LOGITS when a row of logits is no law, NO_PROGRESS when other rows are none.
     """
-    whole = np.concatenate([tokens, proposal.tokens])
-    base_length = len(tokens)
-    contexts = [RowContext(plan.law, whole[: base_length + row]) for row in range(len(proposal.tokens) + 1)]
+    compact = _answer(plan, tokens, proposal, rows) if isinstance(rows, torch.Tensor) else rows
     try:
-        target_probs = law_probs(logits, contexts, logits.shape[1]).numpy()
-    except NonFiniteLogits as error:
-        raise OutriderError(types_pb2.ERROR_REASON_NON_FINITE_LOGITS, f"the target's logits: {error}") from error
-    return accept(plan.acceptance, proposal.tokens, proposal.law, target_probs, RoundNoise(plan.seed, base_length))
+        return accept(plan.acceptance, proposal.tokens, proposal.law, compact, RoundNoise(plan.seed, len(tokens)))
+    except ValueError as error:
+        raise OutriderError(types_pb2.ERROR_REASON_NO_PROGRESS, f"the target's rows: {error}") from error
+
+
+def _answer(plan: GenerationPlan, tokens: Int32Array, proposal: Proposal, logits: torch.Tensor) -> Answer:
+    """What the target would have made of its logits [lookahead + 1, vocab_size]."""
+    question = Question(
+        plan.law,
+        RoundNoise(plan.seed, len(tokens)),
+        np.concatenate([tokens, proposal.tokens]),
+        None if plan.judged_by_token else (proposal.law.sizes, proposal.law.token_ids),
+    )
+    (made,) = answer([(logits, question)], logits.shape[1])
+    if made is None:
+        message = f"the target returned NaN or infinite logits after {len(tokens)} tokens"
+        raise OutriderError(types_pb2.ERROR_REASON_NON_FINITE_LOGITS, message)
+    return made
 
 
 class Judge:
-    """Runs `decide` on a thread of its own, so that the event loop never waits for arithmetic."""
+    """Runs `decide`: dense rows on a thread of its own, so that the event loop never waits for them; others at once."""
 
     def __init__(self) -> None:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="judge")
 
     async def outcome(
-        self, plan: GenerationPlan, tokens: Int32Array, proposal: Proposal, logits: torch.Tensor, stats: RoundStats
+        self, plan: GenerationPlan, tokens: Int32Array, proposal: Proposal, rows: Rows, stats: RoundStats
     ) -> Outcome:
         """`decide`, with its time in the statistics."""
         start = time.perf_counter()
-        loop = asyncio.get_running_loop()
-        outcome = await loop.run_in_executor(self._thread, decide, plan, tokens, proposal, logits)
+        if isinstance(rows, torch.Tensor):
+            loop = asyncio.get_running_loop()
+            outcome = await loop.run_in_executor(self._thread, decide, plan, tokens, proposal, rows)
+        else:
+            outcome = decide(plan, tokens, proposal, rows)
         stats.accept_micros = micros_since(start)
         return outcome
 

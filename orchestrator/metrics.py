@@ -6,7 +6,7 @@ Acceptance rate = accepted_tokens / draft_tokens; mean tokens per round = emitte
 from opentelemetry import metrics
 
 from orchestrator.stats import RoundStats
-from outrider.v1.orchestrator_pb2 import PlainReason
+from outrider.v1.orchestrator_pb2 import Acceptance, PlainReason
 
 
 class Metrics:
@@ -20,6 +20,9 @@ class Metrics:
         self._by_position = meter.create_counter(
             "outrider.accepted_tokens_by_position", "{token}", "Draft tokens that were kept, by position in the block"
         )
+        self._wire = meter.create_counter(
+            "outrider.wire_bytes", "By", "Serialised bytes of draft and verify messages, both directions"
+        )
         self._emitted = meter.create_counter("outrider.emitted_tokens", "{token}", "Committed tokens")
         self._discarded = meter.create_counter(
             "outrider.draft_discarded", "{block}", "Blocks or events that were not verified, by reason"
@@ -29,11 +32,13 @@ class Metrics:
         )
         self._resent = meter.create_counter("outrider.prefix_resent", "{prefix}", "Whole prefixes sent again")
 
-    def round(self, stats: RoundStats, emitted: int) -> None:
+    def round(self, stats: RoundStats, emitted: int, acceptance: "Acceptance.ValueType") -> None:
         """One round, committed."""
+        rule = {"acceptance": Acceptance.Name(acceptance)}
         self._rounds.add(1, {"reason": PlainReason.Name(stats.plain_reason)})
-        self._drafted.add(stats.drafted)
-        self._accepted.add(stats.accepted)
+        self._drafted.add(stats.drafted, rule)
+        self._accepted.add(stats.accepted, rule)
+        self._wire.add(stats.wire_bytes, rule)
         for position in range(stats.accepted):
             self._by_position.add(1, {"position": position})
         self._emitted.add(emitted)

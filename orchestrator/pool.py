@@ -10,6 +10,9 @@ from outrider.v1 import draft_pb2, orchestrator_pb2, types_pb2
 from outrider.v1.draft_pb2 import Proposer
 from outrider.v1.orchestrator_pb2 import PlainReason, WorkerStatus
 
+# When a caller who found no target worker may try again.
+_RETRY_SECONDS = 1.0
+
 
 class TargetPool:
     """The target workers."""
@@ -27,6 +30,12 @@ class TargetPool:
     def usable(self) -> list[TargetLink]:
         """Links that take work."""
         return [link for link in self.links if link.usable]
+
+    def nobody(self) -> OutriderError:
+        """The error of a request that finds no usable link; says what is the matter with each."""
+        states = "; ".join(f"{link.address}: {link.reason or 'usable'}" for link in self.links) or "none configured"
+        message = f"no target worker is ready: {states}"
+        return OutriderError(types_pb2.ERROR_REASON_NO_WORKER, message, retry_after=_RETRY_SECONDS)
 
     async def wait_changed(self, seconds: float) -> None:
         """Returns at the next change, or after `seconds`."""
@@ -46,7 +55,7 @@ class TargetPool:
         while not self.usable:
             left = deadline - loop.time()
             if left <= 0:
-                raise OutriderError(types_pb2.ERROR_REASON_NO_WORKER, f"no target worker: {_reasons(self.links)}")
+                raise self.nobody()
             await self.wait_changed(left)
         return min(self.usable, key=lambda link: (link is avoid, link.sessions))
 
@@ -84,7 +93,3 @@ def worker_statuses(links: Iterable[TargetLink | DraftLink]) -> list[WorkerStatu
 
 def _offers(link: DraftLink, proposer: "Proposer.ValueType") -> bool:
     return proposer == draft_pb2.PROPOSER_UNSPECIFIED or proposer in link.proposers
-
-
-def _reasons(links: Sequence[TargetLink]) -> str:
-    return "; ".join(f"{link.address}: {link.reason or 'usable'}" for link in links) or "none configured"

@@ -2,9 +2,10 @@
 
 import re
 import secrets
-import uuid
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from string import ascii_letters, digits
+from typing import NamedTuple
 
 from transformers import PreTrainedTokenizerBase
 
@@ -13,14 +14,18 @@ from orchestrator.text.stopping import StopRules
 from outrider.law.params import GREEDY_TEMPERATURE, LawParams, ParamError, check, from_sampling
 from outrider.law.sparse import Int32Array
 from outrider.net.errors import OutriderError, invalid_field
-from outrider.v1 import orchestrator_pb2
+from outrider.v1 import orchestrator_pb2, target_pb2
 from outrider.v1.draft_pb2 import Proposer
 from outrider.v1.orchestrator_pb2 import Acceptance
+from outrider.v1.target_pb2 import RowFormat
 
 DEFAULT_MAX_TOKENS = 256
 MAX_STOP_STRINGS = 16
 MAX_STOP_STRING_BYTES = 1024
 MAX_STOP_TOKEN_IDS = 16
+MAX_LAW_TOP = 65_536
+# 95 bits: short on the wire, where the id travels four times a round, and never the same twice.
+_ID_LENGTH, _ID_LETTERS = 16, ascii_letters + digits
 _SESSION_ID = re.compile(r"[A-Za-z0-9._-]{1,128}")
 
 
@@ -56,6 +61,8 @@ class GenerationPlan:
         lookahead: longest block, 0 for plain decoding.
         acceptance: never unspecified.
         proposer: unspecified leaves it to the draft worker.
+        row_format: what the target returns; never unspecified, and one that the acceptance rule can use.
+        law_top: most entries that a row of the draft law keeps; 0 leaves it to the draft worker.
     """
 
     session_id: str
@@ -66,6 +73,26 @@ class GenerationPlan:
     lookahead: int
     acceptance: "Acceptance.ValueType"
     proposer: "Proposer.ValueType"
+    row_format: "RowFormat.ValueType"
+    law_top: int
+
+    @property
+    def judged_by_token(self) -> bool:
+        """Whether the acceptance rule compares tokens and looks at no law of the draft."""
+        return self.acceptance in _BY_TOKEN
+
+
+class _Speculation(NamedTuple):
+    """The plan's part that the output law does not depend on; fields as in GenerationPlan."""
+
+    lookahead: int
+    acceptance: "Acceptance.ValueType"
+    proposer: "Proposer.ValueType"
+    row_format: "RowFormat.ValueType"
+    law_top: int
+
+
+_BY_TOKEN = {orchestrator_pb2.ACCEPTANCE_GREEDY, orchestrator_pb2.ACCEPTANCE_COUPLED}
 
 
 def plan_request(
@@ -78,7 +105,7 @@ def plan_request(
     """
     session_id = _session_id(request.session_id)
     law = _law(request, tokenizer, limits)
-    lookahead, acceptance, proposer = _speculation(request.speculation, law, limits)
+    speculation = _speculation(request, law, limits)
     _check_stop_strings(request.stop)
     room = limits.context_length - 1
     if len(request.token_ids.ids) > room:
@@ -98,15 +125,13 @@ def plan_request(
             strings=tuple(request.stop.strings),
             token_ids=frozenset(law.stop_token_ids),
         ),
-        lookahead=lookahead,
-        acceptance=acceptance,
-        proposer=proposer,
+        **speculation._asdict(),
     )
 
 
 def _session_id(wanted: str) -> str:
     if not wanted:
-        return uuid.uuid4().hex
+        return "".join(secrets.choice(_ID_LETTERS) for _ in range(_ID_LENGTH))
     if not _SESSION_ID.fullmatch(wanted):
         raise invalid_field(f"session_id is {wanted[:32]!r}, must be 1 to 128 characters of [A-Za-z0-9._-]")
     return wanted
@@ -170,25 +195,46 @@ def _max_tokens(stop: orchestrator_pb2.StopConditions, room: int) -> int:
     return max_tokens
 
 
-def _speculation(
-    speculation: orchestrator_pb2.Speculation, law: LawParams, limits: ServingLimits
-) -> tuple[int, "Acceptance.ValueType", "Proposer.ValueType"]:
-    lookahead = speculation.lookahead if speculation.HasField("lookahead") else limits.default_lookahead
+def _speculation(request: orchestrator_pb2.GenerateRequest, law: LawParams, limits: ServingLimits) -> _Speculation:
+    wanted = request.speculation
+    lookahead = wanted.lookahead if wanted.HasField("lookahead") else limits.default_lookahead
     if lookahead > limits.max_lookahead:
         raise invalid_field(f"speculation.lookahead is {lookahead}, must be in [0, {limits.max_lookahead}]")
-    acceptance = speculation.acceptance
-    if acceptance not in Acceptance.values():
-        raise invalid_field(f"speculation.acceptance is {acceptance}, which is no acceptance rule")
-    if acceptance == orchestrator_pb2.ACCEPTANCE_GREEDY and not law.greedy:
+    if wanted.proposer not in Proposer.values():
+        raise invalid_field(f"speculation.proposer is {wanted.proposer}, which is no proposer")
+    if wanted.law_top > MAX_LAW_TOP:
+        raise invalid_field(f"speculation.law_top is {wanted.law_top}, must be in [0, {MAX_LAW_TOP}]")
+    acceptance = _acceptance(wanted.acceptance, law, seeded=request.HasField("seed"))
+    row_format = _row_format(wanted.row_format, acceptance)
+    return _Speculation(lookahead, acceptance, wanted.proposer, row_format, wanted.law_top)
+
+
+def _acceptance(wanted: "Acceptance.ValueType", law: LawParams, *, seeded: bool) -> "Acceptance.ValueType":
+    if wanted not in Acceptance.values():
+        raise invalid_field(f"speculation.acceptance is {wanted}, which is no acceptance rule")
+    if wanted == orchestrator_pb2.ACCEPTANCE_GREEDY and not law.greedy:
         raise invalid_field(
             f"speculation.acceptance is greedy, which needs a temperature below {GREEDY_TEMPERATURE}, "
             f"and sampling.temperature is {law.temperature}"
         )
-    if acceptance == orchestrator_pb2.ACCEPTANCE_UNSPECIFIED:
-        acceptance = orchestrator_pb2.ACCEPTANCE_GREEDY if law.greedy else orchestrator_pb2.ACCEPTANCE_RATIO
-    if speculation.proposer not in Proposer.values():
-        raise invalid_field(f"speculation.proposer is {speculation.proposer}, which is no proposer")
-    return lookahead, acceptance, speculation.proposer
+    if wanted != orchestrator_pb2.ACCEPTANCE_UNSPECIFIED:
+        return wanted
+    if law.greedy:
+        return orchestrator_pb2.ACCEPTANCE_GREEDY
+    return orchestrator_pb2.ACCEPTANCE_COUPLED if seeded else orchestrator_pb2.ACCEPTANCE_RATIO
+
+
+def _row_format(wanted: "RowFormat.ValueType", acceptance: "Acceptance.ValueType") -> "RowFormat.ValueType":
+    compact = target_pb2.ROW_FORMAT_SAMPLE if acceptance in _BY_TOKEN else target_pb2.ROW_FORMAT_SUPPORT
+    if wanted == target_pb2.ROW_FORMAT_UNSPECIFIED:
+        return compact
+    if wanted not in RowFormat.values():
+        raise invalid_field(f"speculation.row_format is {wanted}, which is no row format")
+    if wanted not in (compact, target_pb2.ROW_FORMAT_LOGITS):
+        rule = Acceptance.Name(acceptance).removeprefix("ACCEPTANCE_").lower()
+        names = [RowFormat.Name(one).removeprefix("ROW_FORMAT_") for one in (wanted, compact)]
+        raise invalid_field(f"speculation.row_format is {names[0]}, {rule} acceptance needs {names[1]} or LOGITS")
+    return wanted
 
 
 def _too_long(field: str, length: int, limits: ServingLimits) -> OutriderError:

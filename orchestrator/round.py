@@ -32,13 +32,13 @@ async def run_round(session: Session, services: Services) -> tuple[Emission, Rou
     stats = RoundStats(session.base_length)
 
     proposal = await session.drafting.block(stats)  # draft
-    logits = await session.verifying.rows(session.tokens, proposal.tokens, stats)  # verify
-    outcome = await services.judge.outcome(session.plan, session.tokens.view(), proposal, logits, stats)  # accept
+    rows = await session.verifying.rows(session.tokens, proposal, stats)  # verify
+    outcome = await services.judge.outcome(session.plan, session.tokens.view(), proposal, rows, stats)  # accept
     kept = session.output.keep(round_tokens(proposal, outcome))
     await commit(session, kept, services.store, stats)
 
     record(proposal, outcome, stats)
-    services.metrics.round(stats, len(kept.tokens))
+    services.metrics.round(stats, len(kept.tokens), session.plan.acceptance)
     session.committed(kept, outcome.accepted)  # asks for the next block
     return session.output.emit(kept), stats  # emit
 

@@ -3,17 +3,28 @@
 import asyncio
 import time
 from dataclasses import dataclass
+from typing import TypeAlias
 
+import numpy as np
 import torch
 
+from orchestrator.drafting import Proposal
 from orchestrator.links.target import TargetLink
 from orchestrator.metrics import Metrics
 from orchestrator.pool import TargetPool
 from orchestrator.prefix import PeerPrefix, TokenBuffer
 from orchestrator.request import GenerationPlan
 from orchestrator.stats import RoundStats, micros_since
+from outrider.law.params import to_law_spec
+from outrider.law.rows import SupportRows
 from outrider.law.sparse import Int32Array
-from outrider.net.arrays import ArrayError, logits_from_message, to_bytes
+from outrider.net.arrays import (
+    ArrayError,
+    logits_from_message,
+    sample_from_message,
+    support_from_message,
+    to_bytes,
+)
 from outrider.net.errors import OutriderError, from_status
 from outrider.v1 import target_pb2, types_pb2
 from outrider.v1.target_pb2 import VerifyItem, VerifyResult
@@ -25,10 +36,20 @@ _TRANSIENT = {
     types_pb2.ERROR_REASON_ENGINE_FAILED,
     types_pb2.ERROR_REASON_QUEUE_FULL,
 }
+_FIELDS = {
+    target_pb2.ROW_FORMAT_LOGITS: "logits",
+    target_pb2.ROW_FORMAT_SUPPORT: "support",
+    target_pb2.ROW_FORMAT_SAMPLE: "sample",
+}
 _LOST = {types_pb2.ERROR_REASON_SESSION_NOT_FOUND, types_pb2.ERROR_REASON_PREFIX_MISMATCH}
 # A worker that misses a prefix that the same message carried is broken.
 _MAX_LOST = 3
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.05, 2.0
+
+
+# What the target says about a block: dense logits [lookahead + 1, vocab_size] float32, SupportRows, or its own tokens
+# [lookahead + 1] int32.
+Rows: TypeAlias = torch.Tensor | SupportRows | Int32Array
 
 
 @dataclass
@@ -49,23 +70,31 @@ class Verifying:
 
     Args:
         failover_timeout: how long one verify may look for a worker that answers, in seconds.
+        vocab_size: real token ids; an answer with another one is refused.
     """
 
     def __init__(
-        self, plan: GenerationPlan, epoch: int, pool: TargetPool, metrics: Metrics, failover_timeout: float
+        self,
+        plan: GenerationPlan,
+        epoch: int,
+        pool: TargetPool,
+        metrics: Metrics,
+        failover_timeout: float,
+        vocab_size: int,
     ) -> None:
         self._plan = plan
         self._epoch = epoch
         self._pool = pool
         self._metrics = metrics
         self._failover_timeout = failover_timeout
+        self._vocab_size = vocab_size
         self._link: TargetLink | None = None
         self._avoid: TargetLink | None = None
         self._incarnation = 0
         self._peer = PeerPrefix()
 
-    async def rows(self, tokens: TokenBuffer, draft_tokens: Int32Array, stats: RoundStats) -> torch.Tensor:
-        """[lookahead + 1, vocab_size] float32 logits for the positions after `tokens`.
+    async def rows(self, tokens: TokenBuffer, proposal: Proposal, stats: RoundStats) -> Rows:
+        """The target's rows for the positions after `tokens`, in the plan's format.
 
         Moves to another worker and re-sends the prefix as needed. Raises OutriderError when no worker answered within
         the fail-over timeout, or with the item's own reason (NON_FINITE_LOGITS, STALE_EPOCH, ...).
@@ -74,15 +103,15 @@ class Verifying:
         start = time.perf_counter()
         while True:
             try:
-                result = await self._attempt(tokens, draft_tokens, stats, patience)
-                logits = logits_from_message(result.logits, len(draft_tokens) + 1)
+                result = await self._attempt(tokens, proposal, stats, patience)
+                rows = self._parse(result, proposal)
             except OutriderError as error:
                 await self._recover(error, patience)
             except ArrayError as error:
                 raise OutriderError(types_pb2.ERROR_REASON_NO_PROGRESS, f"the target's answer: {error}") from error
             else:
                 stats.verify_micros = micros_since(start)
-                return logits
+                return rows
 
     def learned(self, length: int) -> None:
         """The worker holds the committed tokens up to `length`."""
@@ -96,10 +125,10 @@ class Verifying:
             await link.release(self._plan.session_id, self._epoch)
 
     async def _attempt(
-        self, tokens: TokenBuffer, draft_tokens: Int32Array, stats: RoundStats, patience: _Patience
+        self, tokens: TokenBuffer, proposal: Proposal, stats: RoundStats, patience: _Patience
     ) -> VerifyResult:
         link = await self._bound(patience)
-        item = self._item(tokens, draft_tokens)
+        item = self._item(tokens, proposal)
         result = await link.verify(item)
         stats.wire_bytes += item.ByteSize() + result.ByteSize()
         stats.target_passes += result.timing.passes
@@ -120,17 +149,36 @@ class Verifying:
             self._peer.lost()
         return self._link
 
-    def _item(self, tokens: TokenBuffer, draft_tokens: Int32Array) -> VerifyItem:
+    def _item(self, tokens: TokenBuffer, proposal: Proposal) -> VerifyItem:
         prefix_tokens, prefix_hash = self._peer.suffix(tokens)
-        return VerifyItem(
+        item = VerifyItem(
             session_id=self._plan.session_id,
             epoch=self._epoch,
             base_length=len(tokens),
             prefix_tokens=prefix_tokens,
             prefix_hash=prefix_hash,
-            draft_tokens=to_bytes(draft_tokens),
-            row_format=target_pb2.ROW_FORMAT_LOGITS,
+            draft_tokens=to_bytes(proposal.tokens),
+            row_format=self._plan.row_format,
         )
+        if self._plan.row_format == target_pb2.ROW_FORMAT_SUPPORT:
+            item.support_sizes = to_bytes(proposal.law.sizes)
+            item.support_ids = to_bytes(proposal.law.token_ids)
+        opens = len(prefix_tokens) == len(tokens) * np.dtype(np.int32).itemsize
+        if opens and self._plan.row_format != target_pb2.ROW_FORMAT_LOGITS:
+            item.law.CopyFrom(to_law_spec(self._plan.law, self._plan.seed))
+        return item
+
+    def _parse(self, result: VerifyResult, proposal: Proposal) -> Rows:
+        """Raises ArrayError when the answer is not what was asked for."""
+        lookahead, row_format = len(proposal.tokens), self._plan.row_format
+        if result.WhichOneof("rows") != _FIELDS[row_format]:
+            raise ArrayError(f"rows hold {result.WhichOneof('rows')}, asked for {_FIELDS[row_format]}")
+        if row_format == target_pb2.ROW_FORMAT_SUPPORT:
+            entries = len(proposal.law.token_ids)
+            return support_from_message(result.support, entries, lookahead, self._vocab_size)
+        if row_format == target_pb2.ROW_FORMAT_SAMPLE:
+            return sample_from_message(result.sample, lookahead, self._vocab_size)
+        return logits_from_message(result.logits, lookahead + 1)
 
     async def _recover(self, error: OutriderError, patience: _Patience) -> None:
         """Prepares the next attempt, or raises the error when there is none to make."""

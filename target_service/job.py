@@ -3,18 +3,28 @@
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, TypeAlias
 
+import numpy as np
 import torch
 
+from outrider.law.params import ParamError, SeededLaw, check, from_law_spec
+from outrider.law.rows import SupportRows
 from outrider.law.sparse import Int32Array
 from outrider.lm.engine import EngineInfo
 from outrider.lm.passes import Work
-from outrider.net.arrays import ArrayError, tokens_in_vocab
+from outrider.net.arrays import ArrayError, int32s, tokens_in_vocab
 from outrider.net.errors import OutriderError, invalid_field
 from outrider.v1 import target_pb2, types_pb2
 
 MAX_SESSION_ID = 128
+MAX_LAW_ENTRIES = 65_536
+
+# What a verified block comes to: dense logits on the CPU, SupportRows, or the target's own tokens.
+Rows: TypeAlias = torch.Tensor | SupportRows | Int32Array
+
+
+_FORMATS = {target_pb2.ROW_FORMAT_LOGITS, target_pb2.ROW_FORMAT_SUPPORT, target_pb2.ROW_FORMAT_SAMPLE}
 
 
 @dataclass(eq=False)
@@ -24,10 +34,13 @@ class Job:
     Attributes:
         prefix_tokens: [n] int32, the last committed tokens, ending at base_length.
         draft_tokens: [lookahead] int32.
+        row_format: what to return.
+        law: of the session, where this job opens it for a format that needs one.
+        support: (sizes, token ids) of the draft law where the format is SUPPORT; None otherwise.
         on_done: called on the event loop once the outcome is there.
         number: order of arrival in the engine thread.
         work: its positions; None before it began.
-        outcome: [lookahead + 1, vocab_size] logits on the CPU, or why there are none.
+        outcome: the rows, or why there are none.
     """
 
     session_id: str
@@ -36,24 +49,32 @@ class Job:
     prefix_tokens: Int32Array
     prefix_hash: int
     draft_tokens: Int32Array
+    row_format: target_pb2.RowFormat.ValueType
+    law: SeededLaw | None
+    support: tuple[Int32Array, Int32Array] | None
     on_done: Callable[[], None]
     arrived_at: float = field(default_factory=time.monotonic)
     number: int = 0
     work: Work | None = None
-    outcome: torch.Tensor | OutriderError | None = None
+    outcome: Rows | OutriderError | None = None
 
     @property
     def opens(self) -> bool:
         """Whether the message holds the whole prefix."""
         return len(self.prefix_tokens) == self.base_length
 
+    @property
+    def needs_law(self) -> bool:
+        """Whether its rows are made from the session's law."""
+        return self.row_format != target_pb2.ROW_FORMAT_LOGITS
+
 
 def parse_item(item: target_pb2.VerifyItem, info: EngineInfo, max_lookahead: int, on_done: Callable[[], None]) -> Job:
     """Checks an item. Raises OutriderError: INVALID_FIELD or CONTEXT_EXCEEDED."""
     if not 1 <= len(item.session_id) <= MAX_SESSION_ID:
         raise invalid_field(f"session_id has {len(item.session_id)} characters, must be 1 to {MAX_SESSION_ID}")
-    if item.row_format != target_pb2.ROW_FORMAT_LOGITS:
-        raise invalid_field(f"row_format is {item.row_format}, only ROW_FORMAT_LOGITS is served")
+    if item.row_format not in _FORMATS:
+        raise invalid_field(f"row_format is {item.row_format}, must be LOGITS, SUPPORT or SAMPLE")
     prefix = _tokens(item.prefix_tokens, "prefix_tokens", info.vocab_size)
     draft = _tokens(item.draft_tokens, "draft_tokens", info.vocab_size)
     if not 1 <= len(prefix) <= item.base_length:
@@ -65,10 +86,56 @@ def parse_item(item: target_pb2.VerifyItem, info: EngineInfo, max_lookahead: int
             types_pb2.ERROR_REASON_CONTEXT_EXCEEDED,
             f"base_length {item.base_length} + {len(draft)} draft tokens exceed the context of {info.context_length}",
         )
-    return Job(item.session_id, item.epoch, item.base_length, prefix, item.prefix_hash, draft, on_done)
+    return Job(
+        item.session_id,
+        item.epoch,
+        item.base_length,
+        prefix,
+        item.prefix_hash,
+        draft,
+        item.row_format,
+        _law(item, len(prefix), info.vocab_size),
+        _support(item, len(draft), info.vocab_size),
+        on_done,
+    )
 
 
-def _tokens(data: bytes, name: Literal["prefix_tokens", "draft_tokens"], vocab_size: int) -> Int32Array:
+def _law(item: target_pb2.VerifyItem, prefix_length: int, vocab_size: int) -> SeededLaw | None:
+    """The law that the session is to keep; None where the item does not open it, or needs none."""
+    if prefix_length < item.base_length or item.row_format == target_pb2.ROW_FORMAT_LOGITS:
+        return None
+    if not item.HasField("law"):
+        raise invalid_field("law is not set, which an item that opens a session needs for this row_format")
+    try:
+        params, seed = from_law_spec(item.law)
+        check(params, vocab_size)
+    except ParamError as error:
+        raise invalid_field(str(error)) from error
+    return SeededLaw(params, seed)
+
+
+def _support(item: target_pb2.VerifyItem, lookahead: int, vocab_size: int) -> tuple[Int32Array, Int32Array] | None:
+    if item.row_format != target_pb2.ROW_FORMAT_SUPPORT:
+        return None
+    try:
+        sizes = int32s(item.support_sizes, "support_sizes")
+    except ArrayError as error:
+        raise invalid_field(str(error)) from error
+    ids = _tokens(item.support_ids, "support_ids", vocab_size)
+    if len(sizes) != lookahead:
+        raise invalid_field(f"support_sizes holds {len(sizes)} sizes for {lookahead} draft tokens")
+    if len(sizes) and not 0 <= int(sizes.min()) <= int(sizes.max()) <= MAX_LAW_ENTRIES:
+        raise invalid_field(f"support_sizes holds a size outside [0, {MAX_LAW_ENTRIES}]")
+    if int(sizes.sum(dtype=np.int64)) != len(ids):
+        raise invalid_field(f"support_sizes sums to {sizes.sum(dtype=np.int64)}, with {len(ids)} support_ids")
+    rows = np.repeat(np.arange(lookahead, dtype=np.int64), sizes)
+    keys = np.sort(rows * vocab_size + ids)
+    if (keys[1:] == keys[:-1]).any():
+        raise invalid_field("support_ids holds a token twice in one row")
+    return sizes, ids
+
+
+def _tokens(data: bytes, name: Literal["prefix_tokens", "draft_tokens", "support_ids"], vocab_size: int) -> Int32Array:
     try:
         return tokens_in_vocab(data, name, vocab_size)
     except ArrayError as error:

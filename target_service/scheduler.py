@@ -15,8 +15,8 @@ from outrider.net.errors import OutriderError
 from outrider.observe.metrics import WorkerMetrics
 from outrider.v1 import types_pb2
 from target_service.config import TargetConfig
-from target_service.job import Job
-from target_service.scoring import finite
+from target_service.job import Job, Rows
+from target_service.scoring import score
 
 # When a caller whose sequence found no KV page may try again.
 _PAGE_RETRY_SECONDS = 1.0
@@ -140,6 +140,10 @@ class TargetScheduler:
         session = self._cache.open(job.session_id) if job.opens else self._cache.find(job.session_id)
         if session is None:
             raise OutriderError(types_pb2.ERROR_REASON_SESSION_NOT_FOUND, "session is unknown to this worker")
+        if job.opens:
+            session.law = job.law
+        elif job.needs_law and session.law is None:
+            raise OutriderError(types_pb2.ERROR_REASON_SESSION_NOT_FOUND, "session was opened without a law")
         session.rebase(job.base_length, job.prefix_tokens, job.prefix_hash)
         session.extend(job.draft_tokens)
         return Work(session, session.length, job.base_length - 1, job.number)
@@ -168,11 +172,11 @@ class TargetScheduler:
         self._fail(job, OutriderError(types_pb2.ERROR_REASON_QUEUE_FULL, message, retry_after=_PAGE_RETRY_SECONDS))
 
     def _score(self, done: list[tuple[Job, Work]]) -> None:
-        blocks = [torch.cat(work.rows) if len(work.rows) > 1 else work.rows[0] for _, work in done]
-        for (job, work), block, good in zip(done, blocks, finite(blocks), strict=True):
+        blocks = [(job, torch.cat(work.rows) if len(work.rows) > 1 else work.rows[0]) for job, work in done]
+        for (job, work), rows in zip(done, score(blocks, self._engine.info.vocab_size), strict=True):
             work.rows.clear()
-            if good:
-                self._finish(job, block.cpu())
+            if rows is not None:
+                self._finish(job, rows)
                 self._remove(job)
                 continue
             self._metrics.non_finite()
@@ -194,7 +198,7 @@ class TargetScheduler:
         while queue:
             self._finish(queue.popleft(), error)
 
-    def _finish(self, job: Job, outcome: torch.Tensor | OutriderError) -> None:
+    def _finish(self, job: Job, outcome: Rows | OutriderError) -> None:
         job.outcome = outcome
         self._finished.append(job)
 

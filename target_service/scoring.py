@@ -4,10 +4,38 @@ from collections.abc import Sequence
 
 import torch
 
-from outrider.net.arrays import logits_message
+from outrider.law.answer import Question, answer
+from outrider.law.noise import RoundNoise
+from outrider.law.rows import SupportRows
+from outrider.net.arrays import logits_message, sample_message, support_message
 from outrider.net.errors import OutriderError, to_status
 from outrider.v1 import target_pb2
-from target_service.job import Job
+from target_service.job import Job, Rows
+
+
+def score(done: Sequence[tuple[Job, torch.Tensor]], vocab_size: int) -> list[Rows | None]:
+    """The rows of every block in a pass, in the format that each asks for; None where the logits are no law.
+
+    Args:
+        done: (job that began, its logits [lookahead + 1, vocab_size]); the logits of all on one device.
+    """
+    dense = [index for index, (job, _) in enumerate(done) if job.row_format == target_pb2.ROW_FORMAT_LOGITS]
+    compact = [index for index, (job, _) in enumerate(done) if job.row_format != target_pb2.ROW_FORMAT_LOGITS]
+    rows: list[Rows | None] = [None] * len(done)
+    for index, good in zip(dense, finite([done[index][1] for index in dense]), strict=True):
+        rows[index] = done[index][1].cpu() if good else None
+    asked = [(logits, question(job)) for job, logits in (done[index] for index in compact)]
+    for index, made in zip(compact, answer(asked, vocab_size), strict=True):
+        rows[index] = made
+    return rows
+
+
+def question(job: Job) -> Question:
+    """What a job for SUPPORT or SAMPLE asks, while its session stands at the end of its block."""
+    if job.work is None or job.work.session.law is None:
+        raise ValueError("the job has not begun, or its session has no law")
+    law, tokens = job.work.session.law, job.work.session.tokens
+    return Question(law.params, RoundNoise(law.seed, job.base_length), tokens, job.support)
 
 
 def finite(blocks: Sequence[torch.Tensor]) -> list[bool]:
@@ -30,9 +58,14 @@ def result_message(job: Job) -> target_pb2.VerifyResult:
     )
     if isinstance(job.outcome, OutriderError):
         result.status.CopyFrom(to_status(job.outcome))
-    elif job.outcome is not None:
-        result.status.SetInParent()
+        return result
+    result.status.SetInParent()
+    if isinstance(job.outcome, torch.Tensor):
         result.logits.CopyFrom(logits_message(job.outcome))
+    elif isinstance(job.outcome, SupportRows):
+        result.support.CopyFrom(support_message(job.outcome))
+    elif job.outcome is not None:
+        result.sample.CopyFrom(sample_message(job.outcome))
     else:
         raise ValueError("the job has no outcome yet")
     return result

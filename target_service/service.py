@@ -127,7 +127,7 @@ class TargetService(target_pb2_grpc.TargetServiceServicer):
         for item in request.items:
             try:
                 job = self._parse_item(item, call, seen)
-                bytes_left -= (len(job.draft_tokens) + 1) * self._row_bytes
+                bytes_left -= 0 if job.needs_law else (len(job.draft_tokens) + 1) * self._row_bytes
                 if call.unfinished >= items_left:
                     raise self._queue_full()
                 if bytes_left < 0:

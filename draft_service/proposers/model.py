@@ -14,6 +14,7 @@ from draft_service.commands import Key
 from draft_service.config import MAX_LOOKAHEAD
 from draft_service.job import Job
 from outrider.law.draft import propose_each, truncate
+from outrider.law.noise import Purpose
 from outrider.law.sparse import Float32Array, Int32Array
 from outrider.law.transforms import NonFiniteLogits, RowContext, law_probs
 from outrider.lm.engine import Engine
@@ -88,8 +89,12 @@ class ModelProposer:
         if not drawing:
             return
         laws = self._laws([job for job, _ in drawing], torch.cat([row for _, row in drawing]))
-        rows = [row for _, row in laws]
-        tokens = propose_each(rows, [job.noise for job, _ in laws], [job.position for job, _ in laws]) if rows else []
+        for purpose in {job.law.purpose for job, _ in laws}:
+            self._propose([(job, row) for job, row in laws if job.law.purpose is purpose], purpose)
+
+    def _propose(self, laws: list[tuple[Job, Row]], purpose: Purpose) -> None:
+        rows, jobs = [row for _, row in laws], [job for job, _ in laws]
+        tokens = propose_each(rows, [job.noise for job in jobs], [job.position for job in jobs], purpose)
         for (job, row), token in zip(laws, tokens, strict=True):
             job.add(token, row)
             job.session.extend(np.array([token], np.int32))

@@ -42,7 +42,12 @@ class TargetLink(Link):
         return await self._batcher.verify(item)
 
     async def release(self, session_id: str, epoch: int) -> None:
-        """Frees a session. A worker that is gone has freed it already, or its time-to-live will."""
+        """Frees a session. A worker that is gone has freed it already, or its time-to-live will.
+
+        A Release that overtook a Verify of its session would leave the session to its time-to-live: calls of one
+        connection are not handled in the order in which they were sent.
+        """
+        await self._batcher.answered(session_id, RELEASE_TIMEOUT)
         request = target_pb2.ReleaseRequest(sessions=[SessionRef(session_id=session_id, epoch=epoch)])
         try:
             await self._stub.Release(request, timeout=RELEASE_TIMEOUT)

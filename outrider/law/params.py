@@ -21,6 +21,14 @@ MAX_TOP_K = 1 << 20
 MAX_STOP_TOKENS = 64
 
 
+@dataclass(frozen=True)
+class SeededLaw:
+    """What a worker keeps of a LawSpec: the law's parameters and the seed of the session's noise."""
+
+    params: "LawParams"
+    seed: int
+
+
 class ParamError(ValueError):
     """A parameter outside its range.
 
@@ -137,8 +145,14 @@ def to_law_spec(params: LawParams, seed: int) -> "LawSpec":
 
 
 def from_law_spec(message: "LawSpec") -> tuple[LawParams, int]:
-    """The inverse of `to_law_spec`: (params, seed). Ranges are not checked here."""
+    """The inverse of `to_law_spec`: (params, seed). Ranges are not checked here.
+
+    Raises ParamError when stop_token_ids is no int32 array.
+    """
     from dataclasses import replace
+
+    if len(message.stop_token_ids) % 4:
+        raise ParamError("law.stop_token_ids", f"has {len(message.stop_token_ids)} bytes, not a multiple of 4")
 
     params = replace(
         from_sampling(message.sampling),

@@ -7,6 +7,7 @@ from typing import Generic, TypeVar
 
 import numpy as np
 
+from outrider.law.params import SeededLaw
 from outrider.law.sparse import Int32Array
 from outrider.lm.engine import SequenceState
 from outrider.net.arrays import PrefixHash
@@ -28,12 +29,14 @@ class Session(Generic[Key]):
         key: the session's id in this worker.
         sequence: the engine's state, a prefix of `tokens`; None when nothing is cached.
         used_at: monotonic seconds of the last use.
+        law: what the session was opened with, where its worker needs that; None otherwise.
     """
 
     def __init__(self, key: Key) -> None:
         self.key = key
         self.sequence: SequenceState | None = None
         self.used_at = time.monotonic()
+        self.law: SeededLaw | None = None
         self._buffer = np.empty(64, np.int32)
         self._length = 0
         self._hash = PrefixHash()

@@ -3,8 +3,10 @@
 import hashlib
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
+from outrider.law.rows import SupportRows
 from outrider.law.sparse import Float32Array, Int32Array, SparseLaw
 from outrider.v1 import draft_pb2, target_pb2, types_pb2
 
@@ -37,6 +39,13 @@ def float32s(data: bytes, name: str) -> Float32Array:
     if len(data) % 4:
         raise ArrayError(f"{name} has {len(data)} bytes, not a multiple of 4")
     return np.frombuffer(data, dtype="<f4")
+
+
+def float64s(data: bytes, name: str) -> npt.NDArray[np.float64]:
+    """Little-endian float64 bytes -> read-only array. Raises ArrayError when the length is no multiple of 8."""
+    if len(data) % 8:
+        raise ArrayError(f"{name} has {len(data)} bytes, not a multiple of 8")
+    return np.frombuffer(data, dtype="<f8")
 
 
 def tokens_in_vocab(data: bytes, name: str, vocab_size: int) -> Int32Array:
@@ -72,8 +81,12 @@ def prefix_hash(tokens: Int32Array) -> int:
     return whole.value()
 
 
-def block_message(tokens: Int32Array, law: SparseLaw, timing: draft_pb2.DraftTiming | None = None) -> draft_pb2.Block:
-    """A block with its draft law."""
+def block_message(
+    tokens: Int32Array, law: SparseLaw | None, timing: draft_pb2.DraftTiming | None = None
+) -> draft_pb2.Block:
+    """A block with its draft law, or without."""
+    if law is None:
+        return draft_pb2.Block(tokens=to_bytes(tokens), timing=timing)
     message = types_pb2.DraftLaw(
         sizes=to_bytes(law.sizes),
         token_ids=to_bytes(law.token_ids),
@@ -117,3 +130,40 @@ def logits_from_message(message: target_pb2.LogitsRows, rows: int) -> torch.Tens
         )
     flat = torch.frombuffer(bytearray(message.data), dtype=dtype)
     return flat.view(rows, message.vocab_size).float()
+
+
+def support_message(rows: SupportRows) -> target_pb2.SupportRows:
+    """The rows of one block."""
+    return target_pb2.SupportRows(
+        probs=rows.probs.astype("<f4", copy=False).tobytes(),
+        tail_masses=rows.tail_masses.astype("<f8", copy=False).tobytes(),
+        tail_tokens=to_bytes(rows.tail_tokens),
+    )
+
+
+def support_from_message(message: target_pb2.SupportRows, entries: int, lookahead: int, vocab_size: int) -> SupportRows:
+    """The rows of a block whose draft law has so many entries. Raises ArrayError when a size or a token is impossible;
+    whether they are a law is for who uses them to check.
+    """
+    rows = SupportRows(
+        float32s(message.probs, "support.probs"),
+        float64s(message.tail_masses, "support.tail_masses"),
+        tokens_in_vocab(message.tail_tokens, "support.tail_tokens", vocab_size),
+    )
+    sizes = len(rows.probs), len(rows.tail_masses), len(rows.tail_tokens)
+    if sizes != (entries, lookahead + 1, lookahead + 1):
+        raise ArrayError(f"support has {sizes} entries for a draft law of {entries} and a block of {lookahead}")
+    return rows
+
+
+def sample_message(tokens: Int32Array) -> target_pb2.SampleRows:
+    """The target's own tokens of one block."""
+    return target_pb2.SampleRows(tokens=to_bytes(tokens))
+
+
+def sample_from_message(message: target_pb2.SampleRows, lookahead: int, vocab_size: int) -> Int32Array:
+    """[lookahead + 1] int32. Raises ArrayError when there are more or fewer, or one is no token."""
+    tokens = tokens_in_vocab(message.tokens, "sample.tokens", vocab_size)
+    if len(tokens) != lookahead + 1:
+        raise ArrayError(f"sample.tokens holds {len(tokens)} tokens for a block of {lookahead}")
+    return tokens

@@ -8,10 +8,12 @@ from transformers import PreTrainedModel
 
 from outrider.law.sparse import Int32Array
 from outrider.lm.causal_lm import CausalLm
-from outrider.lm.engine import Segment, SequenceState
+from outrider.lm.engine import Engine, Segment, SequenceState
 from outrider.lm.load import EngineOptions, build_engine
-from outrider.lm.tokenizer import Vocabulary
+from outrider.lm.synthetic_spec import SyntheticSpec
+from outrider.lm.tokenizer import Vocabulary, synthetic_tokenizer, vocabulary_of
 from tests.harness.models import VOCAB, tiny_config, tiny_model
+from tests.harness.wrappers import ChangedEngine, served_as
 
 PAGE = 4
 
@@ -33,6 +35,13 @@ def tiny_engine(
     options = EngineOptions(kv_pages=pages, page_size=page_size, pack=pack)
     model = tiny_model(tiny_config(architecture, **changes)).to(dtype)
     return build_engine(architecture, model, bare_vocabulary(VOCAB), options, lambda _fraction, _what: None)
+
+
+def served_tiny_engine(architecture: str, **changes: object) -> Engine:
+    """The same under the vocabulary of the synthetic tokenizer, so that an orchestrator can pair with it."""
+    inner = tiny_engine(architecture, pages=1200, **changes)  # type: ignore[arg-type]
+    vocabulary = vocabulary_of(synthetic_tokenizer(SyntheticSpec(vocab_size=VOCAB)))
+    return ChangedEngine(inner, info=served_as(inner.info, vocabulary))
 
 
 def own_model(architecture: str, **changes: object) -> PreTrainedModel:

@@ -2,6 +2,7 @@ import numpy as np
 import pytest
 import torch
 
+from outrider.law.rows import SupportRows
 from outrider.law.sparse import SparseLaw
 from outrider.net import arrays
 from outrider.v1 import target_pb2, types_pb2
@@ -85,3 +86,45 @@ def test_logits_of_another_shape_are_refused(rows: int) -> None:
 def test_logits_without_dtype_are_refused() -> None:
     with pytest.raises(arrays.ArrayError, match="dtype"):
         arrays.logits_from_message(target_pb2.LogitsRows(data=b"\0" * 4, vocab_size=1), 1)
+
+
+def _support() -> SupportRows:
+    return SupportRows(
+        np.array([0.5, 0.25, 1e-30], np.float32), np.array([0.25, 1.0 - 1e-15]), np.array([3, 0], np.int32)
+    )
+
+
+def test_support_rows_travel_bit_for_bit() -> None:
+    rows = arrays.support_from_message(arrays.support_message(_support()), entries=3, lookahead=1, vocab_size=4)
+    assert rows.probs.tolist() == _support().probs.tolist()
+    assert rows.tail_masses.tolist() == _support().tail_masses.tolist()
+    assert rows.tail_tokens.tolist() == [3, 0]
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("probs", b"\0" * 8),
+        ("tail_masses", b"\0" * 8),
+        ("tail_masses", b"\0" * 12),
+        ("tail_tokens", b"\0" * 12),
+        ("tail_tokens", arrays.to_bytes(np.array([4, 0], np.int32))),
+    ],
+)
+def test_support_rows_of_another_shape_are_refused(field: str, value: bytes) -> None:
+    message = arrays.support_message(_support())
+    setattr(message, field, value)
+    with pytest.raises(arrays.ArrayError):
+        arrays.support_from_message(message, entries=3, lookahead=1, vocab_size=4)
+
+
+def test_sample_rows_are_one_token_a_row() -> None:
+    message = arrays.sample_message(np.array([3, 0], np.int32))
+    assert arrays.sample_from_message(message, 1, 4).tolist() == [3, 0]
+    for lookahead, vocab_size in ((2, 4), (0, 4), (1, 3)):
+        with pytest.raises(arrays.ArrayError):
+            arrays.sample_from_message(message, lookahead, vocab_size)
+
+
+def test_a_block_may_travel_without_its_law() -> None:
+    assert not arrays.block_message(np.array([1], np.int32), None).HasField("law")

@@ -133,6 +133,29 @@ async def test_one_cancelled_item_does_not_cancel_its_neighbours() -> None:
     await batcher.close()
 
 
+async def test_c8_a_dropped_item_is_answered_when_the_call_that_holds_it_is() -> None:
+    worker = Worker()
+    batcher = Batcher(worker.send, calls_in_flight=1)
+    blocker = asyncio.create_task(batcher.verify(item("x")))
+    await worker.wait_for_calls(1)
+    pair = [asyncio.create_task(batcher.verify(item(name))) for name in "ab"]
+    await settle()
+    worker.gates[0].set()
+    await worker.wait_for_calls(2)
+    pair[0].cancel()
+    answered = asyncio.create_task(batcher.answered("a", DEADLINE))
+    await batcher.answered("x", DEADLINE)
+    await batcher.answered("unknown", DEADLINE)
+    await batcher.answered("a", 0.01)
+    assert not answered.done()
+    worker.gates[1].set()
+    await answered
+    assert (await pair[1]).session_id == "b"
+    await blocker
+    await batcher.close()
+    assert batcher._under_way == {}
+
+
 async def test_a_failed_call_fails_every_item_with_its_reason() -> None:
     async def send(items: Sequence[VerifyItem]) -> VerifyResponse:
         raise OutriderError(types_pb2.ERROR_REASON_QUEUE_FULL, "full", retry_after=0.5)

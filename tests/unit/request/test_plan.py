@@ -13,7 +13,7 @@ from orchestrator.text.prompt import check_text
 from outrider.lm.synthetic_spec import SyntheticSpec
 from outrider.lm.tokenizer import load_tokenizer, synthetic_tokenizer
 from outrider.net.errors import OutriderError
-from outrider.v1 import draft_pb2, types_pb2
+from outrider.v1 import draft_pb2, target_pb2, types_pb2
 from outrider.v1 import orchestrator_pb2 as pb
 from tests.harness.tiny_tokenizers import byte_fallback, byte_level
 
@@ -92,6 +92,8 @@ FIELDS = [
     ({"speculation": {"acceptance": 1}}, "speculation.acceptance is greedy"),
     ({"speculation": {"acceptance": 99}}, "speculation.acceptance is 99"),
     ({"speculation": {"proposer": 99}}, "speculation.proposer is 99"),
+    ({"speculation": {"row_format": 9}}, "speculation.row_format is 9"),
+    ({"speculation": {"law_top": 65_537}}, "speculation.law_top is 65537"),
     ({"session_id": "a b"}, "session_id is 'a b'"),
     ({"session_id": "x" * 129}, "session_id"),
     ({"session_id": "é"}, "session_id"),
@@ -199,6 +201,30 @@ def test_a16_unseeded_requests_differ() -> None:
 def test_greedy_is_chosen_at_temperature_0(temperature: float) -> None:
     assert plan(sampling={"temperature": temperature}).acceptance == pb.ACCEPTANCE_GREEDY
     assert plan(sampling={"temperature": 1e-5}).acceptance == pb.ACCEPTANCE_RATIO
+    assert plan(sampling={"temperature": 1e-5}, seed=0).acceptance == pb.ACCEPTANCE_COUPLED
+    assert plan(sampling={"temperature": 0.0}, seed=0).acceptance == pb.ACCEPTANCE_GREEDY
+    assert plan(seed=0, speculation={"acceptance": "ACCEPTANCE_BLOCK"}).acceptance == pb.ACCEPTANCE_BLOCK
+
+
+@pytest.mark.parametrize(
+    ("rule", "compact", "other"),
+    [("RATIO", "SUPPORT", "SAMPLE"), ("BLOCK", "SUPPORT", "SAMPLE"), ("COUPLED", "SAMPLE", "SUPPORT")],
+)
+def test_a_rule_gets_rows_that_it_can_use(rule: str, compact: str, other: str) -> None:
+    def row_format(**fields: str) -> str:
+        made = plan(speculation={"acceptance": f"ACCEPTANCE_{rule}", **fields})
+        return target_pb2.RowFormat.Name(made.row_format)
+
+    assert row_format() == row_format(row_format=f"ROW_FORMAT_{compact}") == f"ROW_FORMAT_{compact}"
+    assert row_format(row_format="ROW_FORMAT_LOGITS") == "ROW_FORMAT_LOGITS"
+    with pytest.raises(OutriderError, match=f"row_format is {other}, {rule.lower()} acceptance needs {compact}"):
+        row_format(row_format=f"ROW_FORMAT_{other}")
+
+
+def test_session_ids_are_short_and_fit_the_wire() -> None:
+    ids = {plan().session_id for _ in range(200)}
+    assert len(ids) == 200
+    assert all(len(one) == 16 and one.isalnum() and one.isascii() for one in ids)
 
 
 def test_a_stop_string_that_is_a_special_token_is_a_stop_token() -> None:
