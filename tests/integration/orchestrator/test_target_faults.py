@@ -272,7 +272,7 @@ async def test_k3_rows_that_are_no_law_end_their_session_and_no_other(kind: str)
         error, *outputs = await asyncio.gather(
             refused(sick.finish(), "NON_FINITE_LOGITS", grpc.StatusCode.INTERNAL), *well
         )
-        assert "NaN or infinite" in error.message
+        assert "NaN, infinite" in error.message
         # Every token came from a round before, and none was made of the ruined row.
         assert 1 <= len(sick.generation.ids) <= 12
         assert all(0 <= token < 16 for token in sick.generation.ids)
