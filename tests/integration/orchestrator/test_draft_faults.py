@@ -48,7 +48,7 @@ async def crash(draft: RunningDraft) -> int:
 
 async def test_g1_a_draft_that_dies_and_returns_costs_neither_the_stream_nor_its_drafting() -> None:
     async with start_target(target_engine()) as target, start_draft(draft_engine()) as draft:
-        async with start_orchestrator([target.address], [draft.address]) as orchestrator:
+        async with start_orchestrator([target.address], [draft.address], draft_timeout=60) as orchestrator:
             client = Client(orchestrator, ask(PROMPT, max_tokens=LONG, temperature=0), timeout=60)
             await client.until_round(lambda one: one.drafted > 0)
             port = await crash(draft)
@@ -56,6 +56,8 @@ async def test_g1_a_draft_that_dies_and_returns_costs_neither_the_stream_nor_its
             async with start_draft(draft_engine(), port=port) as again:
                 generation = await client.until_round(lambda one: one.drafted > 0)
                 assert generation.ids == greedy_output(PROMPT, len(generation.ids))
+                # The new worker is told everything at once: it never has to ask.
+                assert reasons(generation.rounds) == {UNAVAILABLE}
                 client.cancel()
                 await again.until_sessions(0)
 
@@ -133,7 +135,9 @@ async def test_a_session_leaves_a_draft_that_keeps_failing_for_one_that_works() 
         generation = await client.until_round(lambda one: one.drafted > 0)
         assert [link.sessions for link in orchestrator.core.drafts.links] == [0, 1]
         assert generation.ids == greedy_output(PROMPT, len(generation.ids))
-        assert stuck.in_pass.is_set(), "the first draft is still stuck"
+        assert orchestrator_pb2.PLAIN_REASON_DRAFT_ERROR not in reasons(generation.rounds)
+        assert orchestrator.core.drafts.links[0].incarnation == 1
+        assert orchestrator.core.drafts.links[0].usable, "the first draft is stuck, not dead"
         client.cancel()
         stuck.let_go()
 
@@ -385,6 +389,29 @@ async def test_i2_a_late_block_is_counted_once() -> None:
             assert found["outrider.rounds{PLAIN_REASON_DRAFT_LATE}"] == 3
             assert found["outrider.draft_discarded"] == 2
             assert model.passes == 0
+
+
+async def test_i2_a_block_that_comes_while_its_round_is_verified_without_it_is_late() -> None:
+    counters, model = Counters(), target_engine()
+    async with start_target(model) as target, fake_draft(lambda _: []) as draft:
+        async with start_orchestrator(
+            [target.address], [draft.address], draft_timeout=0.05, metrics=counters.metrics
+        ) as orchestrator:
+            model.hold()
+            running = asyncio.create_task(orchestrator.generate(ask(PROMPT, max_tokens=5, temperature=0)))
+            await model.until_in_pass()
+            passes = model.passes
+            model.stepping = True
+            model.let_go()
+            # The second round has given its block up, and its pass is held.
+            await eventually(lambda: model.passes == passes + 1)
+            asked = [command for command in draft.commands if lookahead_of(command)]
+            await draft.send([answer_to(asked[-1], block=tokens_block([1]))])
+            await eventually(lambda: counters.read()["outrider.draft_discarded{late}"] == 1)
+            model.stepping = False
+            model.step()
+            assert (await running).ids == greedy_output(PROMPT, 5)
+            assert counters.read()["outrider.draft_discarded"] == 1
 
 
 async def test_i2_an_unanswered_warm_up_is_no_discarded_block() -> None:
