@@ -436,18 +436,26 @@ async def test_i2_an_unanswered_warm_up_is_no_discarded_block() -> None:
 
 
 async def test_i1_i2_counters_hold_their_invariants_over_many_kinds_of_rounds() -> None:
-    counters, model = Counters(), draft_engine()
+    counters, model, verified = Counters(), target_engine(), 0
+
+    def count(segments: Sequence[Segment], rows: list[torch.Tensor]) -> list[torch.Tensor]:
+        nonlocal verified
+        verified += sum(segment.rows - 1 for segment in segments)
+        return rows
+
     async with (
-        start_target(target_engine()) as target,
-        start_draft(model) as draft,
+        start_target(model) as target,
+        start_draft(draft_engine()) as draft,
         start_orchestrator(
             [target.address], [draft.address], draft_timeout=20, metrics=counters.metrics
         ) as orchestrator,
     ):
+        model.edit = count
         requests = [ask((index, 2), max_tokens=40, lookahead=index % 6, seed=index) for index in range(12)]
         generations = await asyncio.gather(*(orchestrator.generate(request) for request in requests))
         rounds = [one for generation in generations for one in generation.rounds]
         found = counters.read()
+        assert found["outrider.draft_tokens"] == verified > 0
         assert found["outrider.draft_tokens"] == sum(one.drafted for one in rounds)
         assert found["outrider.accepted_tokens"] == sum(one.accepted for one in rounds)
         assert found["outrider.accepted_tokens_by_position"] == found["outrider.accepted_tokens"]
