@@ -9,7 +9,8 @@ import torch
 from orchestrator.links import draft as draft_link
 from outrider.lm.engine import Segment
 from outrider.net.arrays import to_bytes
-from outrider.v1 import draft_pb2, orchestrator_pb2
+from outrider.net.errors import OutriderError, to_status
+from outrider.v1 import draft_pb2, orchestrator_pb2, types_pb2
 from outrider.v1.draft_pb2 import DraftCommand, DraftEvent
 from tests.harness.faults import (
     SPEC,
@@ -231,8 +232,10 @@ async def test_a_saturated_draft_makes_rounds_plain_and_recovers() -> None:
         assert [one.ids for one in generations] == [greedy_output(prompt, 60) for prompt in prompts]
         found = set().union(*(reasons(one.rounds) for one in generations))
         assert orchestrator_pb2.PLAIN_REASON_DRAFT_SATURATED in found
-        # Being full is no loss of state: the worker never has to say that it does not know a session.
-        assert orchestrator_pb2.PLAIN_REASON_DRAFT_ERROR not in found
+        # Being full is no loss of state: the worker never has to say that it does not know a session. The refusal of a
+        # warm-up may cross the first command, though.
+        later = set().union(*(reasons(one.rounds[2:]) for one in generations))
+        assert orchestrator_pb2.PLAIN_REASON_DRAFT_ERROR not in later
         client = Client(orchestrator, ask(PROMPT, max_tokens=LONG, temperature=0), timeout=60)
         await client.until_round(lambda one: one.drafted > 0)
         client.cancel()
@@ -262,6 +265,10 @@ def answer_to(command: DraftCommand, **outcome: object) -> DraftEvent:
     opened = command.WhichOneof("action") == "open"
     base_length = len(command.open.tokens) // 4 if opened else command.advance.base_length
     return DraftEvent(session_id=command.session_id, epoch=command.epoch, base_length=base_length, **outcome)  # type: ignore[arg-type]
+
+
+def empty() -> draft_pb2.Block:
+    return draft_pb2.Block()
 
 
 def lookahead_of(command: DraftCommand) -> int:
@@ -301,7 +308,7 @@ async def test_b3_a_block_that_breaks_the_protocol_is_dropped_and_counted_and_sh
         if command.WhichOneof("action") == "close":
             return []
         if not lookahead_of(command):
-            return [answer_to(command, block=draft_pb2.Block())]
+            return [answer_to(command, block=empty())]
         return [answer_to(command, block=BLOCKS[name])]
 
     async with start_target(target_engine()) as target, fake_draft(answer) as draft:
@@ -356,7 +363,7 @@ async def test_i2_an_answer_to_another_question_is_not_taken_and_counted_once(
         if command.WhichOneof("action") == "close" or not lookahead_of(command):
             return []
         # The right answer to the same command follows: an empty block.
-        return [wrong(command), answer_to(command, block=draft_pb2.Block())]
+        return [wrong(command), answer_to(command, block=empty())]
 
     async with start_target(target_engine()) as target, fake_draft(answer) as draft:
         async with start_orchestrator(
@@ -424,10 +431,10 @@ async def test_i2_an_unanswered_warm_up_is_no_discarded_block() -> None:
         if command.WhichOneof("action") == "close":
             return []
         if command.WhichOneof("action") == "open":
-            held.append(answer_to(command, block=draft_pb2.Block()))
+            held.append(answer_to(command, block=empty()))
             return []
         before, held[:] = list(held), []
-        return [*before, answer_to(command, block=draft_pb2.Block())]
+        return [*before, answer_to(command, block=empty())]
 
     async with start_target(target_engine()) as target, fake_draft(answer) as draft:
         async with start_orchestrator(
@@ -437,19 +444,48 @@ async def test_i2_an_unanswered_warm_up_is_no_discarded_block() -> None:
             assert counters.read()["outrider.draft_discarded"] == 0
 
 
+async def test_a_warm_up_that_was_refused_is_not_built_on() -> None:
+    full = to_status(OutriderError(types_pb2.ERROR_REASON_QUEUE_FULL, "full"))
+    model = target_engine()
+
+    def answer(command: DraftCommand) -> list[DraftEvent]:
+        if command.WhichOneof("action") == "close":
+            return []
+        return [answer_to(command, error=full)] if not lookahead_of(command) else [answer_to(command, block=empty())]
+
+    async with start_target(model) as target, fake_draft(answer) as draft:
+        async with start_orchestrator([target.address], [draft.address], draft_timeout=20) as orchestrator:
+            (link,) = orchestrator.core.drafts.links
+            model.hold()
+            running = asyncio.create_task(orchestrator.generate(ask(PROMPT, max_tokens=3, temperature=0)))
+            # The refusal is here before the prompt is done.
+            await eventually(lambda: draft.commands and not link._waiting)
+            model.let_go()
+            assert (await running).ids == greedy_output(PROMPT, 3)
+            assert [one.WhichOneof("action") for one in draft.commands[:2]] == ["open", "open"]
+
+
 async def test_i1_i2_counters_hold_their_invariants_over_many_kinds_of_rounds() -> None:
-    counters, model = Counters(), draft_engine()
+    counters, model, verified = Counters(), target_engine(), 0
+
+    def count(segments: Sequence[Segment], rows: list[torch.Tensor]) -> list[torch.Tensor]:
+        nonlocal verified
+        verified += sum(segment.rows - 1 for segment in segments)
+        return rows
+
     async with (
-        start_target(target_engine()) as target,
-        start_draft(model) as draft,
+        start_target(model) as target,
+        start_draft(draft_engine()) as draft,
         start_orchestrator(
             [target.address], [draft.address], draft_timeout=20, metrics=counters.metrics
         ) as orchestrator,
     ):
+        model.edit = count
         requests = [ask((index, 2), max_tokens=40, lookahead=index % 6, seed=index) for index in range(12)]
         generations = await asyncio.gather(*(orchestrator.generate(request) for request in requests))
         rounds = [one for generation in generations for one in generation.rounds]
         found = counters.read()
+        assert found["outrider.draft_tokens"] == verified > 0
         assert found["outrider.draft_tokens"] == sum(one.drafted for one in rounds)
         assert found["outrider.accepted_tokens"] == sum(one.accepted for one in rounds)
         assert found["outrider.accepted_tokens_by_position"] == found["outrider.accepted_tokens"]
@@ -470,7 +506,7 @@ async def test_a_block_is_not_asked_for_when_one_token_is_left(monkeypatch: pyte
 
     def answer(command: DraftCommand) -> list[DraftEvent]:
         commands.append(command)
-        return [] if command.WhichOneof("action") == "close" else [answer_to(command, block=draft_pb2.Block())]
+        return [] if command.WhichOneof("action") == "close" else [answer_to(command, block=empty())]
 
     async with start_target(target_engine()) as target, fake_draft(answer) as draft:
         async with start_orchestrator([target.address], [draft.address], draft_timeout=20) as orchestrator:
@@ -499,10 +535,10 @@ async def test_a_repaired_draft_gets_its_sessions_anew_after_an_invalid_block() 
         if command.WhichOneof("action") == "close":
             return []
         if not lookahead_of(command):
-            return [answer_to(command, block=draft_pb2.Block())]
+            return [answer_to(command, block=empty())]
         if command.WhichOneof("action") == "open":
             opened.append(command.session_id)
-            return [answer_to(command, block=draft_pb2.Block())]
+            return [answer_to(command, block=empty())]
         return [answer_to(command, block=tokens_block([99]))]
 
     async with start_target(target_engine()) as target, fake_draft(answer) as draft:
