@@ -23,7 +23,7 @@ RECOVERED, BONUS, PLAIN = (
     TokenOrigin.TOKEN_ORIGIN_PLAIN,
 )
 NOTHING = np.empty(0, np.int32), SparseLaw.concatenate([])
-RATIO, BLOCK = over_rows(ratio, law_rows), over_rows(block, law_rows)
+RATIO, BLOCK = over_rows(ratio), over_rows(block)
 RULES = pytest.mark.parametrize("rule", [RATIO, BLOCK], ids=["ratio", "block"])
 
 
@@ -106,13 +106,13 @@ def test_a6_top_k_1_is_greedy_token_for_token():
 
 @RULES
 def test_a6_nothing_outside_the_nucleus_at_any_kind_of_position(rule):
-    """10 000 tokens and more with top_p = 0.5, each position tagged by the origin of its token."""
+    """10 000 tokens with both rules, with top_p = 0.5, each position tagged by the origin of its token."""
     logits = torch.randn(3, 12, generator=torch.Generator().manual_seed(3)) * 1.5
     prefix = np.array([0], np.int32)
     rows = truncate((logits[:-1] * 0.5).softmax(dim=1), 12)
     seen = {"accepted": [set(), set()], RECOVERED: [set(), set(), set()], BONUS: [set(), set(), set()]}
-    target = laws(logits, LawParams(top_p=0.5), prefix, np.zeros(2, np.int32))
-    for seed in range(6000):
+    target = laws(logits, LawParams(top_p=0.5), prefix, np.zeros(2, np.int32)).numpy()
+    for seed in range(4000):
         noise = RoundNoise(seed, base_length=1)
         tokens, law = drafted(noise, rows)
         outcome = rule(tokens, law, target, noise)
@@ -128,12 +128,11 @@ def test_a6_nothing_outside_the_nucleus_at_any_kind_of_position(rule):
     assert seen[RECOVERED][1]
 
 
-@RULES
-def test_a11_a_rejected_point_mass_is_not_drawn_again(rule):
+def test_a11_a_rejected_point_mass_is_not_drawn_again():
     """p = [.5, .3, .2], a point mass on 0, rejected: then 1 with .6 and 2 with .4 (10 000 rejections, +-0.02)."""
     target = np.array([[0.5, 0.3, 0.2]] * 2, np.float32)
     tokens, law = np.array([0], np.int32), SparseLaw.concatenate([point_mass(0)])
-    outcomes = (rule(tokens, law, target, RoundNoise(seed, 5)) for seed in range(20_000))
+    outcomes = (RATIO(tokens, law, target, RoundNoise(seed, 5)) for seed in range(20_000))
     recovered = [outcome.token for outcome in outcomes if outcome.accepted == 0]
     assert abs(len(recovered) / 20_000 - 0.5) < 0.02
     shares = np.bincount(recovered, minlength=3) / len(recovered)
@@ -154,7 +153,7 @@ def test_no_residual_left_falls_back_to_the_target():
 
 
 def test_block_keeps_a_whole_block_over_a_prefix_that_would_be_rejected():
-    """Token 1 is worth half, and token 2 twice what the draft gave it: together they are kept, whatever the first says."""
+    """The first is worth half, the second twice what the draft gave it: both are kept, whatever the first says."""
     law = SparseLaw.concatenate([(np.arange(2, dtype=np.int32), np.array([2 / 3, 1 / 3], np.float32))] * 2)
     target = np.array([[1 / 3, 2 / 3]] * 3, np.float32)
     noise = ScriptedNoise(accept={0: LARGEST, 1: 0.999}, tail_runner=1.0)
@@ -214,4 +213,4 @@ def test_an_audited_block_is_one_that_the_rule_takes(rule):
         probs = torch.randn(5, 40, generator=torch.Generator().manual_seed(seed)).softmax(dim=1)
         tokens, law = drafted(noise, truncate(probs[:-1] ** 2 / (probs[:-1] ** 2).sum(dim=1, keepdim=True), 6))
         assert audit(tokens, law, noise, 40) is None
-        assert 0 <= rule(tokens, law, probs, noise).accepted <= 4
+        assert 0 <= rule(tokens, law, probs.numpy(), noise).accepted <= 4
