@@ -59,6 +59,16 @@ SAMPLING = [
     ({"logit_bias": {5: 100.5}}, "sampling.logit_bias[5]"),
     ({"logit_bias": {5: NAN}}, "sampling.logit_bias[5]"),
     ({"logit_bias": dict.fromkeys(range(1025), 1.0)}, "sampling.logit_bias has 1025 entries, limit 1024"),
+    ({"allowed_token_ids": [3, 402]}, "sampling.allowed_token_ids is 402, must be in [0, 401]"),
+    ({"allowed_token_ids": [3, -1]}, "sampling.allowed_token_ids is -1"),
+    ({"allowed_token_ids": [3] * 65_537}, "sampling.allowed_token_ids has 65537 entries, limit 65536"),
+    ({"banned_token_ids": [402, 3]}, "sampling.banned_token_ids is 402"),
+    ({"banned_token_ids": [3] * 65_537}, "sampling.banned_token_ids has 65537 entries, limit 65536"),
+    ({"banned_token_ids": range(402)}, "sampling.banned_token_ids and what else is masked leave no token"),
+    (
+        {"allowed_token_ids": [3, 4], "banned_token_ids": [4], "logit_bias": {3: -100}},
+        "sampling.allowed_token_ids names only tokens that are banned",
+    ),
 ]
 
 
@@ -169,6 +179,7 @@ def test_everything_asked_for_arrives() -> None:
             "sampling": {
                 "repetitionPenalty": 1.5, "presencePenalty": 0.5, "frequencyPenalty": -0.5, "temperature": 0.7,
                 "topK": 7, "topP": 0.9, "minP": 0.1, "logitBias": {9: -100, 3: 2.5},
+                "allowedTokenIds": [9, 3, 4], "bannedTokenIds": [4],
             },
             "stop": {"maxTokens": 20, "minTokens": 3, "strings": ["a", "b"], "tokenIds": [9, 5], "ignoreEos": True},
             "seed": 2**64 - 1,
@@ -183,6 +194,7 @@ def test_everything_asked_for_arrives() -> None:
     assert (law.repetition_penalty, law.presence_penalty, law.frequency_penalty) == (1.5, 0.5, -0.5)
     assert (law.temperature, law.top_k, law.top_p, law.min_p) == (0.7, 7, 0.9, 0.1)
     assert law.logit_bias == ((3, 2.5), (9, -100.0))
+    assert (law.allowed_token_ids, law.banned_token_ids) == ((9, 3, 4), (4,))
     assert (law.prompt_length, law.stop_token_ids, law.min_tokens) == (3, (5, 9), 3)
     assert (made.stop.max_tokens, made.stop.min_tokens, made.stop.strings) == (20, 3, ("a", "b"))
     assert (made.seed, made.session_id) == (2**64 - 1, "My.session-1_x")
