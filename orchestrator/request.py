@@ -11,6 +11,7 @@ from transformers import PreTrainedTokenizerBase
 
 from orchestrator.text.prompt import encode_utf8, prompt_tokens
 from orchestrator.text.stopping import StopRules
+from outrider.law.logprobs import MAX_LOGPROBS
 from outrider.law.params import GREEDY_TEMPERATURE, LawParams, ParamError, check, from_sampling
 from outrider.law.sparse import Int32Array
 from outrider.net.errors import OutriderError, invalid_field
@@ -63,6 +64,8 @@ class GenerationPlan:
         proposer: unspecified leaves it to the draft worker.
         row_format: what the target returns; never unspecified, and one that the acceptance rule can use.
         law_top: most entries that a row of the draft law keeps; 0 leaves it to the draft worker.
+        logprobs: how many of the likeliest tokens to tell beside each token and its log probability; None for no log
+            probability at all.
     """
 
     session_id: str
@@ -75,6 +78,7 @@ class GenerationPlan:
     proposer: "Proposer.ValueType"
     row_format: "RowFormat.ValueType"
     law_top: int
+    logprobs: int | None
 
     @property
     def judged_by_token(self) -> bool:
@@ -106,6 +110,7 @@ def plan_request(
     session_id = _session_id(request.session_id)
     law = _law(request, tokenizer, limits)
     speculation = _speculation(request, law, limits)
+    logprobs = _logprobs(request)
     _check_stop_strings(request.stop)
     room = limits.context_length - 1
     if len(request.token_ids.ids) > room:
@@ -125,6 +130,7 @@ def plan_request(
             strings=tuple(request.stop.strings),
             token_ids=frozenset(law.stop_token_ids),
         ),
+        logprobs=logprobs,
         **speculation._asdict(),
     )
 
@@ -193,6 +199,12 @@ def _max_tokens(stop: orchestrator_pb2.StopConditions, room: int) -> int:
     if stop.min_tokens > max_tokens:
         raise invalid_field(f"stop.min_tokens is {stop.min_tokens}, must be at most max_tokens, which is {max_tokens}")
     return max_tokens
+
+
+def _logprobs(request: orchestrator_pb2.GenerateRequest) -> int | None:
+    if request.HasField("logprobs") and request.logprobs > MAX_LOGPROBS:
+        raise invalid_field(f"logprobs is {request.logprobs}, must be in [0, {MAX_LOGPROBS}]")
+    return request.logprobs if request.HasField("logprobs") else None
 
 
 def _speculation(request: orchestrator_pb2.GenerateRequest, law: LawParams, limits: ServingLimits) -> _Speculation:

@@ -14,7 +14,7 @@ from orchestrator.round import run_round
 from orchestrator.session import Session
 from orchestrator.stats import RoundStats
 from orchestrator.store.base import FINISHED
-from orchestrator.text.output import Emission
+from orchestrator.text.output import Emission, EmittedToken
 from outrider import __version__
 from outrider.net.arrays import to_bytes
 from outrider.net.errors import OutriderError, abort
@@ -31,6 +31,7 @@ from outrider.v1.orchestrator_pb2 import (
     OrchestratorServiceGetInfoResponse,
     Started,
     Token,
+    TopLogprob,
 )
 
 log = logging.getLogger(__name__)
@@ -166,7 +167,7 @@ class OrchestratorServicer(orchestrator_pb2_grpc.OrchestratorServiceServicer):
 
 def _response(session: Session, emission: Emission, stats: RoundStats) -> GenerateResponse:
     response = GenerateResponse(
-        tokens=[Token(id=token.id, text=token.text, origin=token.origin) for token in emission.tokens],
+        tokens=map(_token, emission.tokens),
         round=stats.message(),
     )
     if emission.finish is not None:
@@ -175,6 +176,14 @@ def _response(session: Session, emission: Emission, stats: RoundStats) -> Genera
             Finish(reason=emission.finish.reason, matched_stop=emission.finish.matched_stop, usage=usage)
         )
     return response
+
+
+def _token(token: EmittedToken) -> Token:
+    message = Token(id=token.id, text=token.text, origin=token.origin)
+    if token.logprobs is not None:
+        message.logprob = token.logprobs.logprob
+        message.top_logprobs.extend(TopLogprob(id=index, logprob=value) for index, value in token.logprobs.top)
+    return message
 
 
 def _unknown(session_id: str) -> OutriderError:

@@ -15,12 +15,14 @@ from orchestrator.pool import TargetPool
 from orchestrator.prefix import PeerPrefix, TokenBuffer
 from orchestrator.request import GenerationPlan
 from orchestrator.stats import RoundStats, micros_since
+from outrider.law.logprobs import LogprobRows
 from outrider.law.params import to_law_spec
 from outrider.law.rows import SupportRows
 from outrider.law.sparse import Int32Array
 from outrider.net.arrays import (
     ArrayError,
     logits_from_message,
+    logprobs_from_message,
     sample_from_message,
     support_from_message,
     to_bytes,
@@ -50,6 +52,19 @@ _FIRST_PAUSE, _LONGEST_PAUSE = 0.05, 2.0
 # What the target says about a block: dense logits [lookahead + 1, vocab_size] float32, SupportRows, or its own tokens
 # [lookahead + 1] int32.
 Rows: TypeAlias = torch.Tensor | SupportRows | Int32Array
+
+
+@dataclass(frozen=True)
+class Verified:
+    """The target's answer.
+
+    Attributes:
+        rows: about the block, in the plan's format.
+        logprobs: of the rows, where the plan asks for them and the format is not LOGITS, which holds them.
+    """
+
+    rows: Rows
+    logprobs: LogprobRows | None = None
 
 
 @dataclass
@@ -93,8 +108,8 @@ class Verifying:
         self._incarnation = 0
         self._peer = PeerPrefix()
 
-    async def rows(self, tokens: TokenBuffer, proposal: Proposal, stats: RoundStats) -> Rows:
-        """The target's rows for the positions after `tokens`, in the plan's format.
+    async def rows(self, tokens: TokenBuffer, proposal: Proposal, stats: RoundStats) -> Verified:
+        """The target's answer for the positions after `tokens`.
 
         Moves to another worker and re-sends the prefix as needed. Raises OutriderError when no worker answered within
         the fail-over timeout, or with the item's own reason (NON_FINITE_LOGITS, STALE_EPOCH, ...).
@@ -104,14 +119,14 @@ class Verifying:
         while True:
             try:
                 result = await self._attempt(tokens, proposal, stats, patience)
-                rows = self._parse(result, proposal)
+                verified = Verified(self._parse(result, proposal), self._parse_logprobs(result, proposal))
             except OutriderError as error:
                 await self._recover(error, patience)
             except ArrayError as error:
                 raise OutriderError(types_pb2.ERROR_REASON_NO_PROGRESS, f"the target's answer: {error}") from error
             else:
                 stats.verify_micros = micros_since(start)
-                return rows
+                return verified
 
     def learned(self, length: int) -> None:
         """The worker holds the committed tokens up to `length`."""
@@ -163,6 +178,8 @@ class Verifying:
         if self._plan.row_format == target_pb2.ROW_FORMAT_SUPPORT:
             item.support_sizes = to_bytes(proposal.law.sizes)
             item.support_ids = to_bytes(proposal.law.token_ids)
+        if self._plan.logprobs is not None:
+            item.logprobs = self._plan.logprobs
         opens = len(prefix_tokens) == len(tokens) * np.dtype(np.int32).itemsize
         if opens and self._plan.row_format != target_pb2.ROW_FORMAT_LOGITS:
             item.law.CopyFrom(to_law_spec(self._plan.law, self._plan.seed))
@@ -179,6 +196,15 @@ class Verifying:
         if row_format == target_pb2.ROW_FORMAT_SAMPLE:
             return sample_from_message(result.sample, lookahead, self._vocab_size)
         return logits_from_message(result.logits, lookahead + 1)
+
+    def _parse_logprobs(self, result: VerifyResult, proposal: Proposal) -> LogprobRows | None:
+        """Raises ArrayError when the answer is not what was asked for."""
+        if self._plan.logprobs is None or self._plan.row_format == target_pb2.ROW_FORMAT_LOGITS:
+            return None
+        entries = len(proposal.law.token_ids) if self._plan.row_format == target_pb2.ROW_FORMAT_SUPPORT else 0
+        return logprobs_from_message(
+            result.logprobs, entries, len(proposal.tokens), self._plan.logprobs, self._vocab_size
+        )
 
     async def _recover(self, error: OutriderError, patience: _Patience) -> None:
         """Prepares the next attempt, or raises the error when there is none to make."""

@@ -104,6 +104,8 @@ FIELDS = [
     ({"speculation": {"proposer": 99}}, "speculation.proposer is 99"),
     ({"speculation": {"row_format": 9}}, "speculation.row_format is 9"),
     ({"speculation": {"law_top": 65_537}}, "speculation.law_top is 65537"),
+    ({"logprobs": 21}, "logprobs is 21, must be in [0, 20]"),
+    ({"logprobs": 10**9}, "logprobs is 1000000000, must be in [0, 20]"),
     ({"session_id": "a b"}, "session_id is 'a b'"),
     ({"session_id": "x" * 129}, "session_id"),
     ({"session_id": "é"}, "session_id"),
