@@ -15,6 +15,7 @@ PROPOSERS: dict[str, Proposer.ValueType] = {
     "model": draft_pb2.PROPOSER_MODEL,
     "early_exit": draft_pb2.PROPOSER_EARLY_EXIT,
     "prompt_lookup": draft_pb2.PROPOSER_PROMPT_LOOKUP,
+    "prediction": draft_pb2.PROPOSER_PREDICTION,
 }
 PROPOSER_NAMES = {number: name for name, number in PROPOSERS.items()}
 
@@ -22,7 +23,9 @@ PROPOSER_NAMES = {number: name for name, number in PROPOSERS.items()}
 class DraftConfig(WorkerConfig):
     """The draft service: proposes blocks of candidate tokens."""
 
-    proposers: str = Field("model", description="what to offer, first the default: model, early_exit, prompt_lookup")
+    proposers: str = Field(
+        "model,prediction", description="what to offer, first the default: model, early_exit, prompt_lookup, prediction"
+    )
     early_exit_layers: int = Field(0, ge=0, description="layers of the model that early_exit runs")
 
     @field_validator("proposers")

@@ -104,6 +104,15 @@ FIELDS = [
     ({"speculation": {"proposer": 99}}, "speculation.proposer is 99"),
     ({"speculation": {"row_format": 9}}, "speculation.row_format is 9"),
     ({"speculation": {"law_top": 65_537}}, "speculation.law_top is 65537"),
+    ({"speculation": {"proposer": "PROPOSER_PREDICTION"}}, "speculation.prediction is empty"),
+    (
+        {"speculation": {"proposer": "PROPOSER_MODEL", "prediction": "the"}},
+        "speculation.proposer is model, speculation.prediction needs prediction",
+    ),
+    (
+        {"speculation": {"prediction": "x" * (256 * 1024 + 1)}},
+        "speculation.prediction has 262145 bytes of UTF-8, limit 262144",
+    ),
     ({"logprobs": 21}, "logprobs is 21, must be in [0, 20]"),
     ({"logprobs": 10**9}, "logprobs is 1000000000, must be in [0, 20]"),
     ({"session_id": "a b"}, "session_id is 'a b'"),
@@ -233,6 +242,15 @@ def test_a_rule_gets_rows_that_it_can_use(rule: str, compact: str, other: str) -
     assert row_format(row_format="ROW_FORMAT_LOGITS") == "ROW_FORMAT_LOGITS"
     with pytest.raises(OutriderError, match=f"row_format is {other}, {rule.lower()} acceptance needs {compact}"):
         row_format(row_format=f"ROW_FORMAT_{other}")
+
+
+def test_a_prediction_chooses_its_proposer() -> None:
+    made = plan(speculation={"prediction": "the quick"})
+    assert made.proposer == draft_pb2.PROPOSER_PREDICTION
+    assert made.prediction.tolist() == plan(prompt="the quick").prompt.tolist()
+    assert made.prediction.dtype == plan().prediction.dtype == np.int32
+    assert len(plan().prediction) == 0
+    assert len(plan(speculation={"prediction": "\x00" * (256 * 1024)}).prediction) == 65_536
 
 
 def test_session_ids_are_short_and_fit_the_wire() -> None:
