@@ -32,6 +32,8 @@ from outrider.v1.orchestrator_pb2 import FinishReason, GenerateRequest
 log = logging.getLogger(__name__)
 
 FIRST_EPOCH = 1
+# Ending a session takes one write to the store and one call to a target, each with a deadline of its own.
+CLOSE_SECONDS = 10.0
 
 
 class Orchestrator:
@@ -51,6 +53,8 @@ class Orchestrator:
         self._vocabulary = vocabulary_of(tokenizer)
         # One thread: fast tokenizers keep truncation and padding as mutable state.
         self._planner = ThreadPoolExecutor(1, thread_name_prefix="planner")
+        self._idle = asyncio.Event()
+        self._idle.set()
         self._endings: set[asyncio.Task[None]] = set()
 
     def start(self) -> None:
@@ -68,8 +72,13 @@ class Orchestrator:
             link.start()
 
     async def close(self) -> None:
-        """Waits for sessions that are ending, then disconnects."""
-        await asyncio.gather(*self._endings, return_exceptions=True)
+        """Waits for sessions that are ending, but not for long, then disconnects."""
+        try:
+            async with asyncio.timeout(CLOSE_SECONDS):
+                await self._idle.wait()
+                await asyncio.gather(*self._endings, return_exceptions=True)
+        except TimeoutError:
+            log.warning("%d sessions were still running or ending", self.sessions + len(self._endings))
         links = (*self.targets.links, *self.drafts.links)
         await asyncio.gather(*(link.close() for link in links), return_exceptions=True)
         self.services.judge.close()
@@ -83,6 +92,7 @@ class Orchestrator:
         Raises OutriderError: INVALID_FIELD before anything else happened, NO_WORKER, SESSION_EXISTS, ...
         """
         self.sessions += 1
+        self._idle.clear()
         try:
             plan = await self._plan(request)
             await self._create(plan, request)
@@ -103,6 +113,8 @@ class Orchestrator:
                 self._in_background(self._end(session, reason))
         finally:
             self.sessions -= 1
+            if not self.sessions:
+                self._idle.set()
 
     async def _plan(self, request: GenerateRequest) -> GenerationPlan:
         limits = self._limits()
@@ -133,7 +145,20 @@ class Orchestrator:
             epoch=FIRST_EPOCH,
             meta=stored.SerializeToString(),
         )
-        await self.store.create(record)
+        creating = asyncio.ensure_future(self.store.create(record))
+        try:
+            await asyncio.shield(creating)
+        except asyncio.CancelledError:
+            self._in_background(self._undo(creating, plan.session_id))
+            raise
+
+    async def _undo(self, creating: Awaitable[None], session_id: str) -> None:
+        """Ends a session whose client went while it was stored; it must not look as if it were running."""
+        try:
+            await creating
+            await self.store.finish(session_id, FIRST_EPOCH, orchestrator_pb2.FINISH_REASON_CANCELLED)
+        except StoreError as error:
+            log.info("session %s was not stored or could not be ended: %s", session_id, error)
 
     def _open(self, plan: GenerationPlan) -> Session:
         metrics, config = self.services.metrics, self.config
@@ -143,14 +168,17 @@ class Orchestrator:
         return Session(plan, FIRST_EPOCH, output, drafting, verifying)
 
     async def _end(self, session: Session, reason: "FinishReason.ValueType") -> None:
+        """Frees the workers without waiting for the store, which may be what failed."""
+        await asyncio.gather(self._finish(session, reason), session.close())
+
+    async def _finish(self, session: Session, reason: "FinishReason.ValueType") -> None:
+        if not reason or session.output.finish is not None:
+            return
         try:
-            if reason:
-                await self.store.finish(session.plan.session_id, session.epoch, reason)
+            await self.store.finish(session.plan.session_id, session.epoch, reason)
         except StoreError as error:
             # The session's time-to-live ends it.
             log.warning("session %s could not be ended in the store: %s", session.plan.session_id, error)
-        finally:
-            await session.close()
 
     def _in_background(self, ending: Awaitable[None]) -> None:
         """A client that is gone must not cut the ending short."""

@@ -141,12 +141,17 @@ def plan_request(
     )
 
 
+def check_session_id(session_id: str) -> str:
+    """The id itself. Raises OutriderError(INVALID_FIELD) when it cannot be one."""
+    if not _SESSION_ID.fullmatch(session_id):
+        raise invalid_field(f"session_id is {session_id[:32]!r}, must be 1 to 128 characters of [A-Za-z0-9._-]")
+    return session_id
+
+
 def _session_id(wanted: str) -> str:
     if not wanted:
         return "".join(secrets.choice(_ID_LETTERS) for _ in range(_ID_LENGTH))
-    if not _SESSION_ID.fullmatch(wanted):
-        raise invalid_field(f"session_id is {wanted[:32]!r}, must be 1 to 128 characters of [A-Za-z0-9._-]")
-    return wanted
+    return check_session_id(wanted)
 
 
 def _law(

@@ -35,7 +35,7 @@ async def run_round(session: Session, services: Services) -> tuple[Emission, Rou
     stats = RoundStats(session.base_length)
 
     proposal = await session.drafting.block(stats)  # draft
-    verified = await session.verifying.rows(session.tokens, proposal, stats)  # verify
+    proposal, verified = await session.verifying.rows(session.tokens, proposal, stats)  # verify
     tokens = session.tokens.view()
     outcome, logprobs = await services.judge.outcome(session.plan, tokens, proposal, verified, stats)  # accept
     kept = session.output.keep(round_tokens(proposal, outcome, logprobs))

@@ -198,7 +198,6 @@ def from_law_spec(message: "LawSpec") -> tuple[LawParams, int]:
 
     if len(message.stop_token_ids) % 4:
         raise ParamError("law.stop_token_ids", f"has {len(message.stop_token_ids)} bytes, not a multiple of 4")
-
     params = replace(
         from_sampling(message.sampling),
         prompt_length=message.prompt_length,

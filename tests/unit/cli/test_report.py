@@ -1,7 +1,7 @@
 from rich.console import Console
 
 from outrider.cli.client import Generation
-from outrider.cli.demo import first_difference
+from outrider.cli.demo_runs import first_difference
 from outrider.cli.report import Comparison, comparison_table, number, percent, reason_text, speed_up, summary
 from outrider.cli.stats import RunStats
 from outrider.v1 import orchestrator_pb2 as pb
