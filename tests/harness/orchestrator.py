@@ -86,6 +86,13 @@ class RunningOrchestrator:
             generation.add(response)
         return generation
 
+    async def choices(self, request: GenerateRequest, deadline: float = DEADLINE) -> list[Generation]:
+        """Runs all generations of a request to their ends."""
+        generations = [Generation() for _ in range(max(1, request.n))]
+        async for response in self.stub.Generate(request, timeout=deadline):
+            generations[response.choice].add(response)
+        return generations
+
     async def until_linked(self, targets: int, drafts: int, deadline: float = DEADLINE) -> None:
         """Returns when so many workers are in use."""
         pools = self.core
