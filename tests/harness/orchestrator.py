@@ -1,6 +1,7 @@
 """An orchestrator inside the test's own event loop, over real gRPC, and a client that collects what it streams."""
 
 import asyncio
+from collections import defaultdict
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -88,10 +89,10 @@ class RunningOrchestrator:
 
     async def choices(self, request: GenerateRequest, deadline: float = DEADLINE) -> list[Generation]:
         """Runs all generations of a request to their ends."""
-        generations = [Generation() for _ in range(max(1, request.n))]
+        generations: dict[int, Generation] = defaultdict(Generation)
         async for response in self.stub.Generate(request, timeout=deadline):
             generations[response.choice].add(response)
-        return generations
+        return [generations[number] for number in sorted(generations)]
 
     async def until_linked(self, targets: int, drafts: int, deadline: float = DEADLINE) -> None:
         """Returns when so many workers are in use."""
