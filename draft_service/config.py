@@ -16,6 +16,7 @@ PROPOSERS: dict[str, Proposer.ValueType] = {
     "model": draft_pb2.PROPOSER_MODEL,
     "early_exit": draft_pb2.PROPOSER_EARLY_EXIT,
     "prompt_lookup": draft_pb2.PROPOSER_PROMPT_LOOKUP,
+    "prediction": draft_pb2.PROPOSER_PREDICTION,
 }
 PROPOSER_NAMES = {number: name for name, number in PROPOSERS.items()}
 
@@ -25,7 +26,9 @@ class DraftConfig(WorkerConfig):
 
     model_config = SettingsConfigDict(cli_prog_name="python -m draft_service")
 
-    proposers: str = Field("model", description="what to offer, first the default: model, early_exit, prompt_lookup")
+    proposers: str = Field(
+        "model,prediction", description="what to offer, first the default: model, early_exit, prompt_lookup, prediction"
+    )
     early_exit_layers: int = Field(0, ge=0, description="layers of the model that early_exit runs")
 
     @field_validator("proposers")

@@ -2,12 +2,13 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable
+from collections.abc import AsyncIterator, Awaitable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, contextmanager
 
 from transformers import PreTrainedTokenizerBase
 
+from orchestrator.choices import plan_choices
 from orchestrator.config import OrchestratorConfig
 from orchestrator.drafting import Drafting
 from orchestrator.judge import Judge
@@ -15,7 +16,7 @@ from orchestrator.links.draft import DraftLink
 from orchestrator.links.target import TargetLink
 from orchestrator.metrics import Metrics
 from orchestrator.pool import DraftPool, TargetPool
-from orchestrator.request import GenerationPlan, ServingLimits, plan_request
+from orchestrator.request import GenerationPlan, ServingLimits
 from orchestrator.round import Services
 from orchestrator.session import Session
 from orchestrator.store.base import SessionRecord, SessionStore, StoreError
@@ -85,41 +86,50 @@ class Orchestrator:
         self._planner.shutdown(wait=False, cancel_futures=True)
         await self.store.close()
 
-    @asynccontextmanager
-    async def session(self, request: GenerateRequest) -> AsyncIterator[Session]:
-        """A new session, stored; ended in the store and freed at the workers afterwards.
-
-        Raises OutriderError: INVALID_FIELD before anything else happened, NO_WORKER, SESSION_EXISTS, ...
-        """
-        self.sessions += 1
+    @contextmanager
+    def admitted(self, sessions: int) -> Iterator[None]:
+        """Room for so many sessions. Raises OutriderError(QUEUE_FULL)."""
+        limit = self.config.max_sessions
+        if self.sessions + sessions > limit:
+            message = f"{self.sessions} generations are running, the limit of this orchestrator is {limit}"
+            raise OutriderError(types_pb2.ERROR_REASON_QUEUE_FULL, message, retry_after=1.0)
+        self.sessions += sessions
         self._idle.clear()
         try:
-            plan = await self._plan(request)
-            await self._create(plan, request)
-            session = self._open(plan)
-            reason: FinishReason.ValueType = orchestrator_pb2.FINISH_REASON_ERROR
-            try:
-                session.begin()
-                yield session
-                reason = orchestrator_pb2.FINISH_REASON_UNSPECIFIED
-            except (asyncio.CancelledError, GeneratorExit):
-                reason = orchestrator_pb2.FINISH_REASON_CANCELLED
-                raise
-            except OutriderError as error:
-                if error.reason == types_pb2.ERROR_REASON_SESSION_CANCELLED:
-                    reason = orchestrator_pb2.FINISH_REASON_CANCELLED
-                raise
-            finally:
-                self._in_background(self._end(session, reason))
+            yield
         finally:
-            self.sessions -= 1
+            self.sessions -= sessions
             if not self.sessions:
                 self._idle.set()
 
-    async def _plan(self, request: GenerateRequest) -> GenerationPlan:
+    async def plan(self, request: GenerateRequest) -> list[GenerationPlan]:
+        """The plan of each choice. Raises OutriderError: INVALID_FIELD, NO_WORKER."""
         limits = self._limits()
         loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._planner, plan_request, request, self._tokenizer, limits)
+        return await loop.run_in_executor(self._planner, plan_choices, request, self._tokenizer, limits)
+
+    @asynccontextmanager
+    async def session(self, plan: GenerationPlan, request: GenerateRequest) -> AsyncIterator[Session]:
+        """A new session, stored; ended in the store and freed at the workers afterwards.
+
+        Raises OutriderError: SESSION_EXISTS, STORE_UNAVAILABLE, ...
+        """
+        await self._create(plan, request)
+        session = self._open(plan)
+        reason: FinishReason.ValueType = orchestrator_pb2.FINISH_REASON_ERROR
+        try:
+            session.begin()
+            yield session
+            reason = orchestrator_pb2.FINISH_REASON_UNSPECIFIED
+        except (asyncio.CancelledError, GeneratorExit):
+            reason = orchestrator_pb2.FINISH_REASON_CANCELLED
+            raise
+        except OutriderError as error:
+            if error.reason == types_pb2.ERROR_REASON_SESSION_CANCELLED:
+                reason = orchestrator_pb2.FINISH_REASON_CANCELLED
+            raise
+        finally:
+            self._in_background(self._end(session, reason))
 
     def _limits(self) -> ServingLimits:
         models = [link.model for link in self.targets.usable if link.model is not None]
@@ -137,7 +147,9 @@ class Orchestrator:
     async def _create(self, plan: GenerationPlan, request: GenerateRequest) -> None:
         stored = GenerateRequest()
         stored.CopyFrom(request)
-        stored.seed = plan.seed
+        # A record of this choice alone, which says what the request left open.
+        stored.ClearField("n")
+        stored.session_id, stored.seed, stored.speculation.acceptance = plan.session_id, plan.seed, plan.acceptance
         record = SessionRecord(
             session_id=plan.session_id,
             tokens=plan.prompt,

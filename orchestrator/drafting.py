@@ -167,6 +167,7 @@ class Drafting:
             command.open.law_top = self._plan.law_top
             command.open.coupled = self._plan.acceptance == orchestrator_pb2.ACCEPTANCE_COUPLED
             command.open.omit_law = self._plan.judged_by_token
+            command.open.prediction = to_bytes(self._plan.prediction)
         else:
             command.advance.base_length = len(tokens)
             command.advance.tokens, command.advance.prefix_hash = self._peer.suffix(tokens)

@@ -9,9 +9,10 @@ import torch
 
 from orchestrator.acceptance import Outcome, accept
 from orchestrator.drafting import Proposal
+from orchestrator.logprobs import TokenLogprobs, of_logits, of_round
 from orchestrator.request import GenerationPlan
 from orchestrator.stats import RoundStats, micros_since
-from orchestrator.verifying import Rows
+from orchestrator.verifying import Rows, Verified
 from outrider.law.answer import Answer, Question, answer
 from outrider.law.noise import RoundNoise
 from outrider.law.sparse import Int32Array
@@ -52,6 +53,18 @@ def _answer(plan: GenerationPlan, tokens: Int32Array, proposal: Proposal, logits
     return made
 
 
+def logprobs_of(plan: GenerationPlan, proposal: Proposal, outcome: Outcome, verified: Verified) -> list[TokenLogprobs]:
+    """What the model thought of each token of a round; nothing where the plan does not ask."""
+    if plan.logprobs is None:
+        return []
+    tokens = np.append(proposal.tokens[: outcome.accepted], np.int32(outcome.token))
+    if isinstance(verified.rows, torch.Tensor):
+        return of_logits(tokens, verified.rows, plan.logprobs)
+    if verified.logprobs is None:
+        raise ValueError("the answer lacks the log probabilities that the plan asks for")
+    return of_round(tokens, proposal.law, verified.logprobs)
+
+
 class Judge:
     """Runs `decide`: dense rows on a thread of its own, so that the event loop never waits for them; others at once."""
 
@@ -59,18 +72,25 @@ class Judge:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="judge")
 
     async def outcome(
-        self, plan: GenerationPlan, tokens: Int32Array, proposal: Proposal, rows: Rows, stats: RoundStats
-    ) -> Outcome:
-        """`decide`, with its time in the statistics."""
+        self, plan: GenerationPlan, tokens: Int32Array, proposal: Proposal, verified: Verified, stats: RoundStats
+    ) -> tuple[Outcome, list[TokenLogprobs]]:
+        """`decide` and `logprobs_of`, with their time in the statistics."""
         start = time.perf_counter()
-        if isinstance(rows, torch.Tensor):
+        if isinstance(verified.rows, torch.Tensor):
             loop = asyncio.get_running_loop()
-            outcome = await loop.run_in_executor(self._thread, decide, plan, tokens, proposal, rows)
+            judged = await loop.run_in_executor(self._thread, _judge, plan, tokens, proposal, verified)
         else:
-            outcome = decide(plan, tokens, proposal, rows)
+            judged = _judge(plan, tokens, proposal, verified)
         stats.accept_micros = micros_since(start)
-        return outcome
+        return judged
 
     def close(self) -> None:
         """Ends the thread."""
         self._thread.shutdown(wait=False, cancel_futures=True)
+
+
+def _judge(
+    plan: GenerationPlan, tokens: Int32Array, proposal: Proposal, verified: Verified
+) -> tuple[Outcome, list[TokenLogprobs]]:
+    outcome = decide(plan, tokens, proposal, verified.rows)
+    return outcome, logprobs_of(plan, proposal, outcome, verified)

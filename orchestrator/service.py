@@ -1,22 +1,17 @@
-"""The public gRPC service: admission, the stream of one generation, and its end, whichever way it comes."""
+"""The public gRPC service: what each call answers, and how it ends, whichever way that comes."""
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 
 import grpc
 from google.protobuf.timestamp_pb2 import Timestamp
 
 from orchestrator.core import Orchestrator
+from orchestrator.generation import GenerationCall
 from orchestrator.pool import worker_statuses
 from orchestrator.request import check_session_id
-from orchestrator.round import run_round
 from orchestrator.running import Running, being_cancelled, interrupted
-from orchestrator.session import Session
-from orchestrator.stats import RoundStats
 from orchestrator.store.base import FINISHED
-from orchestrator.text.output import Emission
 from outrider import __version__
 from outrider.net.arrays import to_bytes
 from outrider.net.errors import OutriderError, abort
@@ -24,15 +19,12 @@ from outrider.v1 import orchestrator_pb2, orchestrator_pb2_grpc, types_pb2
 from outrider.v1.orchestrator_pb2 import (
     CancelSessionRequest,
     CancelSessionResponse,
-    Finish,
     GenerateRequest,
     GenerateResponse,
     GetSessionRequest,
     GetSessionResponse,
     OrchestratorServiceGetInfoRequest,
     OrchestratorServiceGetInfoResponse,
-    Started,
-    Token,
 )
 
 log = logging.getLogger(__name__)
@@ -61,10 +53,11 @@ class OrchestratorServicer(orchestrator_pb2_grpc.OrchestratorServiceServicer):
     async def Generate(  # type: ignore[override]
         self, request: GenerateRequest, context: "grpc.aio.ServicerContext[GenerateRequest, GenerateResponse]"
     ) -> None:
-        """Streams one generation."""
+        """Streams one generation, or n of them."""
         try:
-            async with self._admitted(request) as session:
-                await self.running.run(session.plan.session_id, self._stream(session, context))
+            if self._draining:
+                raise _draining()
+            await GenerationCall(self._orchestrator, self.running, context.write).run(request)
         except OutriderError as error:
             await abort(context, error)  # type: ignore[arg-type]
         except asyncio.CancelledError:
@@ -128,60 +121,6 @@ class OrchestratorServicer(orchestrator_pb2_grpc.OrchestratorServiceServicer):
             workers=worker_statuses([*pools.targets.links, *pools.drafts.links]),
             running_sessions=len(self.running),
         )
-
-    @asynccontextmanager
-    async def _admitted(self, request: GenerateRequest) -> AsyncIterator[Session]:
-        """Validates, stores and registers a session; frees it in every service at the end, whatever the end is."""
-        if self._draining:
-            raise _draining()
-        limit = self._orchestrator.config.max_sessions
-        if self._orchestrator.sessions >= limit:
-            message = f"{limit} generations are running, the limit of this orchestrator"
-            raise OutriderError(types_pb2.ERROR_REASON_QUEUE_FULL, message, retry_after=1.0)
-        async with self._orchestrator.session(request) as session:
-            yield session
-
-    async def _stream(
-        self, session: Session, context: "grpc.aio.ServicerContext[GenerateRequest, GenerateResponse]"
-    ) -> None:
-        plan = session.plan
-        started = Started(
-            session_id=plan.session_id,
-            prompt_tokens=len(plan.prompt),
-            seed=plan.seed,
-            acceptance=plan.acceptance,
-        )
-        await self._write(context, GenerateResponse(started=started))
-        finished = False
-        while not finished:
-            emission, stats = await run_round(session, self._orchestrator.services)
-            await self._write(context, _response(session, emission, stats))
-            finished = emission.finish is not None
-
-    async def _write(
-        self, context: "grpc.aio.ServicerContext[GenerateRequest, GenerateResponse]", response: GenerateResponse
-    ) -> None:
-        """Waits for the client as long as the store keeps the session meanwhile."""
-        ttl = self._orchestrator.config.session_ttl
-        try:
-            async with asyncio.timeout(ttl):
-                await context.write(response)
-        except TimeoutError:
-            message = f"the client read nothing for {ttl:g} s, and the session has expired"
-            raise OutriderError(types_pb2.ERROR_REASON_SESSION_CANCELLED, message) from None
-
-
-def _response(session: Session, emission: Emission, stats: RoundStats) -> GenerateResponse:
-    response = GenerateResponse(
-        tokens=[Token(id=token.id, text=token.text, origin=token.origin) for token in emission.tokens],
-        round=stats.message(),
-    )
-    if emission.finish is not None:
-        usage = session.output.usage(session.rounds)
-        response.finish.CopyFrom(
-            Finish(reason=emission.finish.reason, matched_stop=emission.finish.matched_stop, usage=usage)
-        )
-    return response
 
 
 def _draining() -> OutriderError:

@@ -15,12 +15,14 @@ from orchestrator.pool import TargetPool
 from orchestrator.prefix import PeerPrefix, TokenBuffer
 from orchestrator.request import GenerationPlan
 from orchestrator.stats import RoundStats, micros_since
+from outrider.law.logprobs import LogprobRows
 from outrider.law.params import to_law_spec
 from outrider.law.rows import SupportRows
 from outrider.law.sparse import Int32Array
 from outrider.net.arrays import (
     ArrayError,
     logits_from_message,
+    logprobs_from_message,
     sample_from_message,
     support_from_message,
     to_bytes,
@@ -59,6 +61,19 @@ _NO_LIMIT = 64
 # What the target says about a block: dense logits [lookahead + 1, vocab_size] float32, SupportRows, or its own tokens
 # [lookahead + 1] int32.
 Rows: TypeAlias = torch.Tensor | SupportRows | Int32Array
+
+
+@dataclass(frozen=True)
+class Verified:
+    """The target's answer.
+
+    Attributes:
+        rows: about the block, in the plan's format.
+        logprobs: of the rows, where the plan asks for them and the format is not LOGITS, which holds them.
+    """
+
+    rows: Rows
+    logprobs: LogprobRows | None = None
 
 
 @dataclass
@@ -102,8 +117,8 @@ class Verifying:
         self._incarnation = 0
         self._peer = PeerPrefix()
 
-    async def rows(self, tokens: TokenBuffer, proposal: Proposal, stats: RoundStats) -> tuple[Proposal, Rows]:
-        """The block as it was verified, and the target's rows for it in the plan's format.
+    async def rows(self, tokens: TokenBuffer, proposal: Proposal, stats: RoundStats) -> tuple[Proposal, Verified]:
+        """The block as it was verified, and the target's answer to it.
 
         The block is cut when the worker takes only shorter ones. Moves to another worker and re-sends the prefix as
         needed. Raises OutriderError: when no worker answered within the fail-over timeout; NO_PROGRESS when
@@ -138,7 +153,7 @@ class Verifying:
 
     async def _attempt(
         self, tokens: TokenBuffer, proposal: Proposal, stats: RoundStats, patience: _Patience
-    ) -> tuple[Proposal, Rows]:
+    ) -> tuple[Proposal, Verified]:
         link = await self._bound(patience)
         proposal = proposal.head(min(len(proposal.tokens), link.max_lookahead))
         item = self._item(tokens, proposal)
@@ -148,7 +163,7 @@ class Verifying:
         stats.verify_forward_micros += result.timing.forward_micros
         if result.status.code:
             raise from_status(result.status)
-        return proposal, self._parse(result, proposal)
+        return proposal, self._verified(result, proposal)
 
     async def _bound(self, patience: _Patience) -> TargetLink:
         if self._link is not None and not self._link.usable:
@@ -176,15 +191,16 @@ class Verifying:
         if self._plan.row_format == target_pb2.ROW_FORMAT_SUPPORT:
             item.support_sizes = to_bytes(proposal.law.sizes)
             item.support_ids = to_bytes(proposal.law.token_ids)
+        if self._plan.logprobs is not None:
+            item.logprobs = self._plan.logprobs
         opens = len(prefix_tokens) == len(tokens) * np.dtype(np.int32).itemsize
         if opens and self._plan.row_format != target_pb2.ROW_FORMAT_LOGITS:
             item.law.CopyFrom(to_law_spec(self._plan.law, self._plan.seed))
         return item
 
-    def _parse(self, result: VerifyResult, proposal: Proposal) -> Rows:
-        """The rows of an answer. Raises OutriderError(NO_PROGRESS) when they are not what was asked for."""
+    def _verified(self, result: VerifyResult, proposal: Proposal) -> Verified:
         try:
-            return self._rows(result, proposal)
+            return Verified(self._rows(result, proposal), self._logprobs(result, proposal))
         except ArrayError as error:
             raise _no_progress(f"the target's answer: {error}") from error
 
@@ -201,6 +217,15 @@ class Verifying:
         if logits.shape[1] != self._vocab_size:
             raise ArrayError(f"rows of {logits.shape[1]} logits for {self._vocab_size} tokens")
         return logits
+
+    def _logprobs(self, result: VerifyResult, proposal: Proposal) -> LogprobRows | None:
+        """Raises ArrayError when the answer is not what was asked for."""
+        if self._plan.logprobs is None or self._plan.row_format == target_pb2.ROW_FORMAT_LOGITS:
+            return None
+        entries = len(proposal.law.token_ids) if self._plan.row_format == target_pb2.ROW_FORMAT_SUPPORT else 0
+        return logprobs_from_message(
+            result.logprobs, entries, len(proposal.tokens), self._plan.logprobs, self._vocab_size
+        )
 
     async def _recover(self, error: OutriderError, patience: _Patience) -> None:
         """Prepares the next attempt, or raises the error when there is none to make."""

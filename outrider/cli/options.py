@@ -16,6 +16,7 @@ class ProposerName(StrEnum):
     model = "model"
     early_exit = "early_exit"
     prompt_lookup = "prompt_lookup"
+    prediction = "prediction"
 
 
 class LogLevel(StrEnum):
@@ -31,6 +32,7 @@ PROPOSERS: "dict[ProposerName, draft_pb2.Proposer.ValueType]" = {
     ProposerName.model: draft_pb2.PROPOSER_MODEL,
     ProposerName.early_exit: draft_pb2.PROPOSER_EARLY_EXIT,
     ProposerName.prompt_lookup: draft_pb2.PROPOSER_PROMPT_LOOKUP,
+    ProposerName.prediction: draft_pb2.PROPOSER_PREDICTION,
 }
 
 Address = Annotated[

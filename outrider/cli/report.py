@@ -70,6 +70,15 @@ def summary(result: Generation) -> str:
     return "\n".join(lines + _plain_rounds(stats))
 
 
+def logprob_table(tokens: Sequence[pb.Token]) -> str:
+    """A line for each token: its text, its log probability, and the likeliest tokens at its position by id."""
+    return "\n".join(
+        f"{token.text!r:<16} {token.logprob:9.4f}"
+        + "".join(f"  {each.id}: {each.logprob:.4f}" for each in token.top_logprobs)
+        for token in tokens
+    )
+
+
 def _plain_rounds(stats: RunStats) -> list[str]:
     if not stats.plain:
         return []

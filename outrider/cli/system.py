@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from outrider.cli.embedded import embedded_store
 from outrider.cli.health import until_paired, until_serving
+from outrider.cli.options import ProposerName
 from outrider.cli.startup import StartupView
 from outrider.cli.supervise import Command, Supervisor
 from outrider.v1.orchestrator_pb2 import OrchestratorServiceGetInfoResponse
@@ -157,7 +158,9 @@ def _target(options: SystemOptions) -> Command:
 
 def _draft(options: SystemOptions) -> Command:
     flags = _model_flags(options, options.draft, options.draft_threads)
-    flags |= {"proposers": ",".join(options.proposers), "early-exit-layers": options.early_exit_layers}
+    # The client's own prediction costs the worker nothing to offer.
+    offered = dict.fromkeys((*options.proposers, ProposerName.prediction.value))
+    flags |= {"proposers": ",".join(offered), "early-exit-layers": options.early_exit_layers}
     return _service("draft", "draft_service", flags)
 
 

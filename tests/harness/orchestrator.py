@@ -1,6 +1,7 @@
 """An orchestrator inside the test's own event loop, over real gRPC, and a client that collects what it streams."""
 
 import asyncio
+from collections import defaultdict
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -85,6 +86,13 @@ class RunningOrchestrator:
         async for response in self.stub.Generate(request, timeout=deadline):
             generation.add(response)
         return generation
+
+    async def choices(self, request: GenerateRequest, deadline: float = DEADLINE) -> list[Generation]:
+        """Runs all generations of a request to their ends."""
+        generations: dict[int, Generation] = defaultdict(Generation)
+        async for response in self.stub.Generate(request, timeout=deadline):
+            generations[response.choice].add(response)
+        return [generations[number] for number in sorted(generations)]
 
     async def until_linked(self, targets: int, drafts: int, deadline: float = DEADLINE) -> None:
         """Returns when so many workers are in use."""
