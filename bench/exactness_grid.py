@@ -40,6 +40,7 @@ async def main(tokens: int, prompts: Sequence[int]) -> int:
             unexplained = 0
             for kind in KINDS:
                 for lookahead in LOOKAHEADS:
+                    console.print(f"{kind}, lookahead {lookahead}", highlight=False)
                     start = time.perf_counter()
                     cases = await grid.run(kind, lookahead, prompts, tokens)
                     unexplained += add_row(table, kind, lookahead, cases, time.perf_counter() - start)
