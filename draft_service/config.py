@@ -3,6 +3,7 @@
 from functools import cached_property
 
 from pydantic import Field, field_validator, model_validator
+from pydantic_settings import SettingsConfigDict
 
 from outrider.config import WorkerConfig
 from outrider.v1 import draft_pb2
@@ -22,6 +23,8 @@ PROPOSER_NAMES = {number: name for name, number in PROPOSERS.items()}
 
 class DraftConfig(WorkerConfig):
     """The draft service: proposes blocks of candidate tokens."""
+
+    model_config = SettingsConfigDict(cli_prog_name="python -m draft_service")
 
     proposers: str = Field(
         "model,prediction", description="what to offer, first the default: model, early_exit, prompt_lookup, prediction"

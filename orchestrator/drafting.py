@@ -79,6 +79,7 @@ class Drafting:
         self._peer = PeerPrefix()
         self._asked = 0
         self._pending: asyncio.Future[DraftEvent] | None = None
+        self._warming: asyncio.Future[DraftEvent] | None = None
         self._reason: Reason = orchestrator_pb2.PLAIN_REASON_PREFILL
         self._off: Reason | None = orchestrator_pb2.PLAIN_REASON_DISABLED if plan.lookahead == 0 else None
         self._sent_bytes = 0
@@ -89,11 +90,14 @@ class Drafting:
         link = None if self._off else self._bind(len(tokens))
         if isinstance(link, DraftLink):
             self._send(link, tokens, 0)
-            self._pending = None
+            self._warming, self._pending = self._pending, None
 
     def ask(self, tokens: TokenBuffer, room: int) -> None:
         """Asks for the block at the current base length, at most `room` tokens. Never waits."""
         self._pending = None
+        if self._warming is not None and _came_to_nothing(self._warming):
+            self._peer.lost()
+        self._warming = None
         link = self._off or (self._bind(len(tokens)) if room > 0 else orchestrator_pb2.PLAIN_REASON_LAST_TOKEN)
         if isinstance(link, DraftLink):
             self._send(link, tokens, min(self._plan.lookahead, room, link.max_lookahead))
@@ -238,3 +242,10 @@ class Drafting:
         self._metrics.speculation_disabled(PlainReason.Name(reason))
         self.close()
         return reason
+
+
+def _came_to_nothing(answer: "asyncio.Future[DraftEvent]") -> bool:
+    """Whether a command is known not to have been taken."""
+    if not answer.done():
+        return False
+    return answer.cancelled() or answer.exception() is not None or answer.result().WhichOneof("outcome") != "block"

@@ -48,7 +48,7 @@ def _answer(plan: GenerationPlan, tokens: Int32Array, proposal: Proposal, logits
     )
     (made,) = answer([(logits, question)], logits.shape[1])
     if made is None:
-        message = f"the target returned NaN or infinite logits after {len(tokens)} tokens"
+        message = f"after {len(tokens)} tokens the target's logits are no law: NaN, infinite, or nothing left to draw"
         raise OutriderError(types_pb2.ERROR_REASON_NON_FINITE_LOGITS, message)
     return made
 

@@ -180,7 +180,7 @@ class TargetScheduler:
                 self._remove(job)
                 continue
             self._metrics.non_finite()
-            message = f"the model returned NaN or infinite logits after {job.base_length} tokens"
+            message = f"after {job.base_length} tokens the logits are no law: NaN, infinite, or nothing left to draw"
             self._fail(job, OutriderError(types_pb2.ERROR_REASON_NON_FINITE_LOGITS, message))
 
     def _fail(self, job: Job, error: OutriderError) -> None:

@@ -22,8 +22,8 @@ from outrider.net.channel import connect
 
 _CALL_SECONDS = 120.0
 _WARM_UP_TOKENS = 8
-# An early exit that was not trained for it says little before the last layers: of SmolLM2's 30, the 24th agrees with the
-# target on 3 tokens in 10, the 28th on 5.
+# An early exit that was not trained for it says little before the last layers: of SmolLM2's 30, the 24th agrees with
+# the target on 3 tokens in 10, the 28th on 5.
 _EARLY_EXIT_LAYERS = 28
 
 
@@ -42,7 +42,7 @@ def demo(
 ) -> None:
     """Start the system with a small real model and compare speculative with plain decoding.
 
-    The draft is a look-up in the prompt where the answer repeats parts of it, and the target's own first layers elsewhere.
+    The draft is a look-up in the prompt where the answer repeats parts of it, elsewhere the target's own first layers.
     """
     with told():
         model = f"gguf:{fetch()}"
@@ -70,9 +70,10 @@ async def _demo(options: SystemOptions, plan: Plan, writer: TokenWriter) -> None
             kinds = await system.supervisor.guard(_run_all(channel, plan, writer))
     table = comparison_table(
         [each.comparison() for each in kinds],
-        title="\nSpeculative beside plain decoding, both greedy",
+        title="Speculative beside plain decoding, both greedy",
         caption=caption(kinds, plan, options),
     )
+    print()
     Console().print(table)
 
 

@@ -72,8 +72,8 @@ def caption(kinds: list[DemoRuns], plan: Plan, options: SystemOptions) -> str:
     order = "in one run" if plan.runs == 1 else f"{plan.runs} times each way, in alternating order"
     texts = ", ".join(runs.verdict() for runs in kinds)
     differs = any(runs.difference() is not None for runs in kinds) and options.dtype != "float32"
+    rounding = f" {_ROUNDING.format(dtype=options.dtype)}" if differs else ""
     return (
-        f"{options.dtype}, {counted(target, 'thread')} {each}, at most {plan.tokens} tokens, {order}, after a warm-up that "
-        f"cached the prompt. Tokens of both ways: {texts}."
-        + (f" {_ROUNDING.format(dtype=options.dtype)}" if differs else "")
+        f"{options.dtype}, {counted(target, 'thread')} {each}, at most {plan.tokens} tokens, {order}, after a warm-up "
+        f"that cached the prompt. Tokens of both ways: {texts}.{rounding}"
     )

@@ -58,8 +58,8 @@ class SystemOptions:
 def fair_threads() -> int:
     """CPU threads of each worker: its half of the cores.
 
-    With more threads than cores the threads of one pass wait for each other's turn on a core, at hundreds of barriers in
-    each pass: with two cores and two threads in each worker a pass took ten times as long as with one.
+    With more threads than cores the threads of one pass wait for each other's turn on a core, at hundreds of barriers
+    in each pass: with two threads in each worker, on two cores, a pass took ten times as long as with one.
     """
     available = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return max(1, available // _WORKERS)
@@ -140,6 +140,8 @@ def _service(name: str, module: str, flags: dict[str, str | int]) -> Command:
 
 def _model_flags(options: SystemOptions, model: str, threads: int) -> dict[str, str | int]:
     return {
+        "host": "127.0.0.1",
+        "port": "0",
         "model": model,
         "dtype": options.dtype,
         "device": options.device,

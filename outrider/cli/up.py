@@ -16,9 +16,9 @@ from outrider.cli.options import (
     ProposerName,
     Threads,
 )
+from outrider.cli.report import counted
 from outrider.cli.run import run
 from outrider.cli.startup import StartupView
-from outrider.cli.report import counted
 from outrider.cli.system import System, SystemOptions, fair_threads, running_system
 
 

@@ -252,14 +252,20 @@ class FakeDraft(draft_pb2_grpc.DraftServiceServicer):
     commands: list[draft_pb2.DraftCommand] = field(default_factory=list)
     info_calls: list[float] = field(default_factory=list)
     refuses: bool = False
+    context: Any = None
+
+    async def send(self, events: Sequence[draft_pb2.DraftEvent]) -> None:
+        """Sends events on the stream that was opened last, unasked."""
+        await self.context.write(draft_pb2.DraftResponse(events=events))
 
     async def Draft(self, requests: AsyncIterator[draft_pb2.DraftRequest], context: Any) -> None:  # type: ignore[override]
+        self.context = context
         async for request in requests:
             for command in request.commands:
                 self.commands.append(command)
                 events = self.answer(command)
                 if events:
-                    await context.write(draft_pb2.DraftResponse(events=events))
+                    await self.send(events)
 
     async def GetInfo(self, request: Any, context: Any) -> draft_pb2.DraftServiceGetInfoResponse:
         self.info_calls.append(asyncio.get_running_loop().time())

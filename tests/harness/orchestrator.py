@@ -154,6 +154,7 @@ def ask(
     session_id: str = "",
     stop: StopConditions | None = None,
     acceptance: int = 0,
+    row_format: int = 0,
     proposer: int = 0,
     **sampling: object,
 ) -> GenerateRequest:
@@ -165,7 +166,12 @@ def ask(
         token_ids=TokenIds(ids=prompt),
         sampling=SamplingParams(**sampling),  # type: ignore[arg-type]
         stop=conditions,
-        speculation=Speculation(lookahead=lookahead, acceptance=acceptance, proposer=proposer),  # type: ignore[arg-type]
+        speculation=Speculation(
+            lookahead=lookahead,
+            acceptance=acceptance,  # type: ignore[arg-type]
+            proposer=proposer,  # type: ignore[arg-type]
+            row_format=row_format,  # type: ignore[arg-type]
+        ),
         session_id=session_id,
     )
     if seed is not None:

@@ -9,7 +9,8 @@ import torch
 from orchestrator.links import draft as draft_link
 from outrider.lm.engine import Segment
 from outrider.net.arrays import to_bytes
-from outrider.v1 import draft_pb2, orchestrator_pb2
+from outrider.net.errors import OutriderError, to_status
+from outrider.v1 import draft_pb2, orchestrator_pb2, types_pb2
 from outrider.v1.draft_pb2 import DraftCommand, DraftEvent
 from tests.harness.faults import (
     SPEC,
@@ -48,7 +49,7 @@ async def crash(draft: RunningDraft) -> int:
 
 async def test_g1_a_draft_that_dies_and_returns_costs_neither_the_stream_nor_its_drafting() -> None:
     async with start_target(target_engine()) as target, start_draft(draft_engine()) as draft:
-        async with start_orchestrator([target.address], [draft.address]) as orchestrator:
+        async with start_orchestrator([target.address], [draft.address], draft_timeout=60) as orchestrator:
             client = Client(orchestrator, ask(PROMPT, max_tokens=LONG, temperature=0), timeout=60)
             await client.until_round(lambda one: one.drafted > 0)
             port = await crash(draft)
@@ -56,6 +57,8 @@ async def test_g1_a_draft_that_dies_and_returns_costs_neither_the_stream_nor_its
             async with start_draft(draft_engine(), port=port) as again:
                 generation = await client.until_round(lambda one: one.drafted > 0)
                 assert generation.ids == greedy_output(PROMPT, len(generation.ids))
+                # The new worker is told everything at once: it never has to ask.
+                assert reasons(generation.rounds) == {UNAVAILABLE}
                 client.cancel()
                 await again.until_sessions(0)
 
@@ -133,7 +136,9 @@ async def test_a_session_leaves_a_draft_that_keeps_failing_for_one_that_works() 
         generation = await client.until_round(lambda one: one.drafted > 0)
         assert [link.sessions for link in orchestrator.core.drafts.links] == [0, 1]
         assert generation.ids == greedy_output(PROMPT, len(generation.ids))
-        assert stuck.in_pass.is_set(), "the first draft is still stuck"
+        assert orchestrator_pb2.PLAIN_REASON_DRAFT_ERROR not in reasons(generation.rounds)
+        assert orchestrator.core.drafts.links[0].incarnation == 1
+        assert orchestrator.core.drafts.links[0].usable, "the first draft is stuck, not dead"
         client.cancel()
         stuck.let_go()
 
@@ -227,8 +232,10 @@ async def test_a_saturated_draft_makes_rounds_plain_and_recovers() -> None:
         assert [one.ids for one in generations] == [greedy_output(prompt, 60) for prompt in prompts]
         found = set().union(*(reasons(one.rounds) for one in generations))
         assert orchestrator_pb2.PLAIN_REASON_DRAFT_SATURATED in found
-        # Being full is no loss of state: the worker never has to say that it does not know a session.
-        assert orchestrator_pb2.PLAIN_REASON_DRAFT_ERROR not in found
+        # Being full is no loss of state: the worker never has to say that it does not know a session. The refusal of a
+        # warm-up may cross the first command, though.
+        later = set().union(*(reasons(one.rounds[2:]) for one in generations))
+        assert orchestrator_pb2.PLAIN_REASON_DRAFT_ERROR not in later
         client = Client(orchestrator, ask(PROMPT, max_tokens=LONG, temperature=0), timeout=60)
         await client.until_round(lambda one: one.drafted > 0)
         client.cancel()
@@ -258,6 +265,10 @@ def answer_to(command: DraftCommand, **outcome: object) -> DraftEvent:
     opened = command.WhichOneof("action") == "open"
     base_length = len(command.open.tokens) // 4 if opened else command.advance.base_length
     return DraftEvent(session_id=command.session_id, epoch=command.epoch, base_length=base_length, **outcome)  # type: ignore[arg-type]
+
+
+def empty() -> draft_pb2.Block:
+    return draft_pb2.Block()
 
 
 def lookahead_of(command: DraftCommand) -> int:
@@ -297,14 +308,16 @@ async def test_b3_a_block_that_breaks_the_protocol_is_dropped_and_counted_and_sh
         if command.WhichOneof("action") == "close":
             return []
         if not lookahead_of(command):
-            return [answer_to(command, block=draft_pb2.Block())]
+            return [answer_to(command, block=empty())]
         return [answer_to(command, block=BLOCKS[name])]
 
     async with start_target(target_engine()) as target, fake_draft(answer) as draft:
         async with start_orchestrator(
             [target.address], [draft.address], draft_timeout=20, metrics=counters.metrics
         ) as orchestrator:
-            generation = await orchestrator.generate(ask(PROMPT, max_tokens=12, temperature=0))
+            # A rule that looks at the draft's law, over a target that leaves it no choice.
+            request = ask(PROMPT, max_tokens=12, top_k=1, acceptance=orchestrator_pb2.ACCEPTANCE_RATIO)
+            generation = await orchestrator.generate(request)
             assert generation.ids == greedy_output(PROMPT, 12)
             invalid = [
                 one for one in generation.rounds if one.plain_reason == orchestrator_pb2.PLAIN_REASON_DRAFT_INVALID
@@ -350,7 +363,7 @@ async def test_i2_an_answer_to_another_question_is_not_taken_and_counted_once(
         if command.WhichOneof("action") == "close" or not lookahead_of(command):
             return []
         # The right answer to the same command follows: an empty block.
-        return [wrong(command), answer_to(command, block=draft_pb2.Block())]
+        return [wrong(command), answer_to(command, block=empty())]
 
     async with start_target(target_engine()) as target, fake_draft(answer) as draft:
         async with start_orchestrator(
@@ -387,6 +400,29 @@ async def test_i2_a_late_block_is_counted_once() -> None:
             assert model.passes == 0
 
 
+async def test_i2_a_block_that_comes_while_its_round_is_verified_without_it_is_late() -> None:
+    counters, model = Counters(), target_engine()
+    async with start_target(model) as target, fake_draft(lambda _: []) as draft:
+        async with start_orchestrator(
+            [target.address], [draft.address], draft_timeout=0.05, metrics=counters.metrics
+        ) as orchestrator:
+            model.hold()
+            running = asyncio.create_task(orchestrator.generate(ask(PROMPT, max_tokens=5, temperature=0)))
+            await model.until_in_pass()
+            passes = model.passes
+            model.stepping = True
+            model.let_go()
+            # The second round has given its block up, and its pass is held.
+            await eventually(lambda: model.passes == passes + 1)
+            asked = [command for command in draft.commands if lookahead_of(command)]
+            await draft.send([answer_to(asked[-1], block=tokens_block([1]))])
+            await eventually(lambda: counters.read()["outrider.draft_discarded{late}"] == 1)
+            model.stepping = False
+            model.step()
+            assert (await running).ids == greedy_output(PROMPT, 5)
+            assert counters.read()["outrider.draft_discarded"] == 1
+
+
 async def test_i2_an_unanswered_warm_up_is_no_discarded_block() -> None:
     counters = Counters()
     held: list[DraftEvent] = []
@@ -395,10 +431,10 @@ async def test_i2_an_unanswered_warm_up_is_no_discarded_block() -> None:
         if command.WhichOneof("action") == "close":
             return []
         if command.WhichOneof("action") == "open":
-            held.append(answer_to(command, block=draft_pb2.Block()))
+            held.append(answer_to(command, block=empty()))
             return []
         before, held[:] = list(held), []
-        return [*before, answer_to(command, block=draft_pb2.Block())]
+        return [*before, answer_to(command, block=empty())]
 
     async with start_target(target_engine()) as target, fake_draft(answer) as draft:
         async with start_orchestrator(
@@ -408,19 +444,48 @@ async def test_i2_an_unanswered_warm_up_is_no_discarded_block() -> None:
             assert counters.read()["outrider.draft_discarded"] == 0
 
 
+async def test_a_warm_up_that_was_refused_is_not_built_on() -> None:
+    full = to_status(OutriderError(types_pb2.ERROR_REASON_QUEUE_FULL, "full"))
+    model = target_engine()
+
+    def answer(command: DraftCommand) -> list[DraftEvent]:
+        if command.WhichOneof("action") == "close":
+            return []
+        return [answer_to(command, error=full)] if not lookahead_of(command) else [answer_to(command, block=empty())]
+
+    async with start_target(model) as target, fake_draft(answer) as draft:
+        async with start_orchestrator([target.address], [draft.address], draft_timeout=20) as orchestrator:
+            (link,) = orchestrator.core.drafts.links
+            model.hold()
+            running = asyncio.create_task(orchestrator.generate(ask(PROMPT, max_tokens=3, temperature=0)))
+            # The refusal is here before the prompt is done.
+            await eventually(lambda: draft.commands and not link._waiting)
+            model.let_go()
+            assert (await running).ids == greedy_output(PROMPT, 3)
+            assert [one.WhichOneof("action") for one in draft.commands[:2]] == ["open", "open"]
+
+
 async def test_i1_i2_counters_hold_their_invariants_over_many_kinds_of_rounds() -> None:
-    counters, model = Counters(), draft_engine()
+    counters, model, verified = Counters(), target_engine(), 0
+
+    def count(segments: Sequence[Segment], rows: list[torch.Tensor]) -> list[torch.Tensor]:
+        nonlocal verified
+        verified += sum(segment.rows - 1 for segment in segments)
+        return rows
+
     async with (
-        start_target(target_engine()) as target,
-        start_draft(model) as draft,
+        start_target(model) as target,
+        start_draft(draft_engine()) as draft,
         start_orchestrator(
             [target.address], [draft.address], draft_timeout=20, metrics=counters.metrics
         ) as orchestrator,
     ):
+        model.edit = count
         requests = [ask((index, 2), max_tokens=40, lookahead=index % 6, seed=index) for index in range(12)]
         generations = await asyncio.gather(*(orchestrator.generate(request) for request in requests))
         rounds = [one for generation in generations for one in generation.rounds]
         found = counters.read()
+        assert found["outrider.draft_tokens"] == verified > 0
         assert found["outrider.draft_tokens"] == sum(one.drafted for one in rounds)
         assert found["outrider.accepted_tokens"] == sum(one.accepted for one in rounds)
         assert found["outrider.accepted_tokens_by_position"] == found["outrider.accepted_tokens"]
@@ -441,7 +506,7 @@ async def test_a_block_is_not_asked_for_when_one_token_is_left(monkeypatch: pyte
 
     def answer(command: DraftCommand) -> list[DraftEvent]:
         commands.append(command)
-        return [] if command.WhichOneof("action") == "close" else [answer_to(command, block=draft_pb2.Block())]
+        return [] if command.WhichOneof("action") == "close" else [answer_to(command, block=empty())]
 
     async with start_target(target_engine()) as target, fake_draft(answer) as draft:
         async with start_orchestrator([target.address], [draft.address], draft_timeout=20) as orchestrator:
@@ -470,10 +535,10 @@ async def test_a_repaired_draft_gets_its_sessions_anew_after_an_invalid_block() 
         if command.WhichOneof("action") == "close":
             return []
         if not lookahead_of(command):
-            return [answer_to(command, block=draft_pb2.Block())]
+            return [answer_to(command, block=empty())]
         if command.WhichOneof("action") == "open":
             opened.append(command.session_id)
-            return [answer_to(command, block=draft_pb2.Block())]
+            return [answer_to(command, block=empty())]
         return [answer_to(command, block=tokens_block([99]))]
 
     async with start_target(target_engine()) as target, fake_draft(answer) as draft:
