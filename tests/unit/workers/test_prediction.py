@@ -21,6 +21,9 @@ from tests.harness.workers import int32
         ([1, 2, 9, 3, 4], [1, 2, 3, 4, 5], 2, [5]),
         # A repeated phrase: the occurrence where the output stands.
         ([7, 8, 1, 7, 8], [7, 8, 1, 7, 8, 2, 7, 8, 3], 1, [2]),
+        # Equally long matches: the nearer one.
+        ([1, 1, 1, 0, 0], [0, 0, 2, 0, 0, 1], 1, [1]),
+        ([0, 0], [0, 0, 2, 0, 0, 1], 1, [2]),
         # A longer match beats a nearer one.
         ([5, 1, 2], [0, 1, 2, 3, 5, 1, 2, 4], 1, [4]),
         ([1, 2], [], 3, []),
