@@ -22,6 +22,7 @@ from orchestrator.store.base import SessionRecord, SessionStore, StoreError
 from orchestrator.text.detokenizer import Spelling
 from orchestrator.text.output import Output
 from orchestrator.verifying import Verifying
+from outrider.lm.grammars import SessionGrammars
 from outrider.lm.tokenizer import vocabulary_of
 from outrider.net.address import parse_addresses
 from outrider.net.arrays import int32s
@@ -49,6 +50,7 @@ class Orchestrator:
         self._tokenizer = tokenizer
         self._spelling = Spelling(tokenizer)
         self._vocabulary = vocabulary_of(tokenizer)
+        self._grammars = SessionGrammars(tokenizer, self._vocabulary.size)
         # One thread: fast tokenizers keep truncation and padding as mutable state.
         self._planner = ThreadPoolExecutor(1, thread_name_prefix="planner")
         self._endings: set[asyncio.Task[None]] = set()
@@ -107,7 +109,7 @@ class Orchestrator:
     async def _plan(self, request: GenerateRequest) -> GenerationPlan:
         limits = self._limits()
         loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._planner, plan_request, request, self._tokenizer, limits)
+        return await loop.run_in_executor(self._planner, plan_request, request, self._tokenizer, limits, self._grammars)
 
     def _limits(self) -> ServingLimits:
         models = [link.model for link in self.targets.usable if link.model is not None]
@@ -138,9 +140,10 @@ class Orchestrator:
     def _open(self, plan: GenerationPlan) -> Session:
         metrics, config = self.services.metrics, self.config
         output = Output(plan.stop, self._spelling, plan.prompt)
-        drafting = Drafting(plan, FIRST_EPOCH, self.drafts, metrics, config.draft_timeout)
+        grammar = self._grammars.open(plan.law)
+        drafting = Drafting(plan, FIRST_EPOCH, self.drafts, metrics, config.draft_timeout, grammar)
         verifying = Verifying(plan, FIRST_EPOCH, self.targets, metrics, config.failover_timeout, self._vocabulary.size)
-        return Session(plan, FIRST_EPOCH, output, drafting, verifying)
+        return Session(plan, FIRST_EPOCH, output, drafting, verifying, grammar)
 
     async def _end(self, session: Session, reason: "FinishReason.ValueType") -> None:
         try:

@@ -33,8 +33,10 @@ async def run_round(session: Session, services: Services) -> tuple[Emission, Rou
 
     proposal = await session.drafting.block(stats)  # draft
     rows = await session.verifying.rows(session.tokens, proposal, stats)  # verify
-    outcome = await services.judge.outcome(session.plan, session.tokens.view(), proposal, rows, stats)  # accept
+    plan, tokens, grammar = session.plan, session.tokens.view(), session.grammar
+    outcome = await services.judge.outcome(plan, tokens, proposal, rows, stats, grammar)  # accept
     kept = session.output.keep(round_tokens(proposal, outcome))
+    session.check(kept)
     await commit(session, kept, services.store, stats)
 
     record(proposal, outcome, stats)

@@ -12,6 +12,7 @@ from draft_service.job import Job
 from outrider.law.draft import point_mass
 from outrider.law.sparse import Int32Array
 from outrider.lm.session_cache import SessionCache
+from outrider.net.errors import OutriderError
 
 # One equal token is hardly better than chance; beyond eight the longer match says nothing new.
 MIN_MATCH, MAX_MATCH = 2, 8
@@ -44,7 +45,12 @@ class PromptLookupProposer:
     def step(self, jobs: Sequence[Job]) -> None:
         """Finishes every job: a whole block, or an empty one where nothing stood before."""
         for job in jobs:
-            for token in lookup(job.session.tokens, job.limit).tolist():
+            try:
+                copied = job.allowed(lookup(job.session.tokens, job.limit))
+            except OutriderError as error:
+                job.failed = error
+                continue
+            for token in copied.tolist():
                 if not job.done:
                     job.add(token, point_mass(token))
             job.done = True

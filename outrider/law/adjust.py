@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from outrider.law.masking import Words, forbid
 from outrider.law.params import LawParams
 from outrider.law.sparse import Int32Array
 
@@ -22,10 +23,12 @@ class RowContext:
     Attributes:
         params: the session's law parameters.
         tokens: all tokens before the row's position, prompt and draft tokens included.
+        mask: the tokens that the session's language allows here, a row of `GrammarState.masks`; None allows all.
     """
 
     params: LawParams
     tokens: Int32Array
+    mask: Words | None = None
 
     @property
     def stop_masked(self) -> bool:
@@ -47,7 +50,7 @@ class _Entries:
 
 
 def adjust(scores: torch.Tensor, contexts: Sequence[RowContext]) -> torch.Tensor:
-    """Repetition, presence and frequency penalty, logit bias, bans and stop tokens, in this order.
+    """Repetition, presence and frequency penalty, logit bias, bans, stop tokens and the grammar, in this order.
 
     Takes and returns [rows, vocab_size] float32; returns `scores` itself when nothing applies, else a changed copy.
     """
@@ -60,7 +63,8 @@ def adjust(scores: torch.Tensor, contexts: Sequence[RowContext]) -> torch.Tensor
     stops = _gather(scores, [_stop_entries(context) for context in contexts])
     if stops is not None:
         scores = scores.index_put(stops.index, stops.values)
-    return scores
+    masked = [(row, context.mask) for row, context in enumerate(contexts) if context.mask is not None]
+    return forbid(scores, masked) if masked else scores
 
 
 def _penalise_repetition(scores: torch.Tensor, contexts: Sequence[RowContext]) -> torch.Tensor:
