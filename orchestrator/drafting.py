@@ -19,7 +19,7 @@ from outrider.law.noise import RoundNoise
 from outrider.law.params import to_law_spec
 from outrider.law.sparse import Int32Array, SparseLaw
 from outrider.lm.grammars import SessionGrammar
-from outrider.net.arrays import ArrayError, int32s, law_from_message, to_bytes, tokens_in_vocab
+from outrider.net.arrays import ArrayError, int32s, law_from_message, to_bytes
 from outrider.net.errors import OutriderError, from_status
 from outrider.v1 import orchestrator_pb2, types_pb2
 from outrider.v1.draft_pb2 import Block, DraftCommand, DraftEvent
@@ -185,12 +185,14 @@ class Drafting:
         assert self._link.model is not None
         vocab_size, by_token = self._link.model.vocab_size, self._plan.judged_by_token
         try:
-            tokens = tokens_in_vocab(block.tokens, "block.tokens", vocab_size)
+            tokens = int32s(block.tokens, "block.tokens")
             law = _NO_LAW if by_token else law_from_message(block.law)
         except ArrayError:
             return self._failed(orchestrator_pb2.PLAIN_REASON_DRAFT_INVALID, "malformed")
         if len(tokens) > self._asked or not (by_token or len(law.sizes) == len(tokens)):
             return self._failed(orchestrator_pb2.PLAIN_REASON_DRAFT_INVALID, "wrong_length")
+        if ((tokens < 0) | (tokens >= vocab_size)).any():
+            return self._failed(orchestrator_pb2.PLAIN_REASON_DRAFT_INVALID, "token_outside_vocabulary")
         noise = RoundNoise(self._plan.seed, base_length)
         # A rule that compares tokens trusts the draft in nothing: there is nothing to audit.
         if len(tokens) and not by_token and audit(tokens, law, noise, vocab_size) is not None:

@@ -9,6 +9,8 @@ import itertools
 import pytest
 
 from outrider.v1.orchestrator_pb2 import (
+    ACCEPTANCE_GREEDY,
+    ACCEPTANCE_RATIO,
     PLAIN_REASON_LAST_TOKEN,
     PLAIN_REASON_PREFILL,
     TOKEN_ORIGIN_BONUS,
@@ -46,10 +48,18 @@ async def test_c2_f4_the_targets_own_draft_is_accepted_whole(sampling: dict[str,
     """Every lookahead at every concurrency; sampling goes by `ratio`, with a draft law that nothing was cut from."""
     async with start_system(synthetic(), synthetic()) as system:
         expected = await plain(system) if sampling == GREEDY else None
+        rule = ACCEPTANCE_GREEDY if sampling == GREEDY else ACCEPTANCE_RATIO
         for concurrency in (1, 4, 16, 64):
             shapes = [(index, LOOKAHEADS[index % 8]) for index in range(max(8, concurrency))]
             requests = [
-                ask(PROMPTS[index % len(PROMPTS)], max_tokens=TOKENS, lookahead=lookahead, seed=index, **sampling)
+                ask(
+                    PROMPTS[index % len(PROMPTS)],
+                    max_tokens=TOKENS,
+                    lookahead=lookahead,
+                    seed=index,
+                    acceptance=rule,
+                    **sampling,
+                )
                 for index, lookahead in shapes
             ]
             for (index, lookahead), one in zip(shapes, await system.generate_all(requests, concurrency), strict=True):

@@ -21,6 +21,7 @@ from outrider.lm.engine import EngineInfo
 from outrider.lm.tokenizer import load_tokenizer, vocabulary_of
 from outrider.v1 import draft_pb2
 from outrider.v1.orchestrator_pb2 import (
+    ACCEPTANCE_RATIO,
     PLAIN_REASON_DRAFT_CONTEXT,
     PLAIN_REASON_DRAFT_INVALID,
     PLAIN_REASON_DRAFT_UNAVAILABLE,
@@ -159,7 +160,7 @@ async def test_b3_invalid_draft_ids_are_dropped_and_counted_and_open_the_breaker
     assert [each.accepted for each in good.rounds] == [0, 3, 3, 3, 3, 3]
     expected = [PLAIN_REASON_PREFILL] + [PLAIN_REASON_DRAFT_INVALID] * 3 + [PLAIN_REASON_DRAFT_UNAVAILABLE] * 16
     assert [each.plain_reason for each in bad.rounds] == expected
-    assert meters.count("outrider.draft_discarded", reason="audit") == 3
+    assert meters.count("outrider.draft_discarded", reason="token_outside_vocabulary") == 3
     assert rogue.asked.count("bad") == 3
     assert {each.plain_reason for each in refused.rounds[1:]} == {PLAIN_REASON_DRAFT_UNAVAILABLE}
     assert refused.drafted == 0
@@ -206,7 +207,7 @@ async def test_b3_a_law_that_names_an_invalid_id_is_dropped_though_the_tokens_ar
         ) as orchestrator,
     ):
         rogue.change = with_padding
-        one = await orchestrator.generate(ask((0,), max_tokens=10, lookahead=3, temperature=0.0))
+        one = await orchestrator.generate(ask((0,), max_tokens=10, lookahead=3, **GREEDY, acceptance=ACCEPTANCE_RATIO))
     assert one.ids == next_tokens([0], 10)
     assert one.drafted == 0
     assert meters.count("outrider.draft_discarded", reason="audit") == 3

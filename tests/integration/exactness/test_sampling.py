@@ -12,6 +12,7 @@ from outrider.law.sparse import SparseLaw
 from outrider.net.arrays import int32s, law_from_message
 from outrider.v1.draft_pb2 import DraftEvent
 from outrider.v1.orchestrator_pb2 import (
+    ACCEPTANCE_RATIO,
     TOKEN_ORIGIN_ACCEPTED,
     TOKEN_ORIGIN_BONUS,
     TOKEN_ORIGIN_PLAIN,
@@ -23,6 +24,8 @@ from tests.harness.system import start_system, synthetic
 from tests.harness.wrappers import always_wrong
 
 RIGHT = 1e-3
+# A request with a seed is coupled unless it says otherwise.
+RATIO = {"acceptance": ACCEPTANCE_RATIO}
 VOCAB = 8
 MINUS_INFINITY = float("-inf")
 
@@ -66,7 +69,7 @@ async def test_a1_a_draft_with_a_law_of_its_own_leaves_the_targets(monkeypatch: 
     draft = [poor[token] / 0.7 if token in best else MINUS_INFINITY for token in range(VOCAB)]
     tap = Tap(monkeypatch)
     async with start_system(engine(logits), engine(draft)) as system:
-        requests = (ask(max_tokens=50, lookahead=3, seed=seed) for seed in range(60))
+        requests = (ask(max_tokens=50, lookahead=3, seed=seed, **RATIO) for seed in range(60))
         generations = await system.generate_all(requests)
     seen = np.bincount([token for one in generations for token in one.ids], minlength=VOCAB)
     assert stats.chisquare(seen, softmax(logits) * seen.sum()).pvalue > RIGHT
@@ -87,8 +90,8 @@ async def test_a3_tokens_of_probability_zero_are_never_accepted() -> None:
     upper = [MINUS_INFINITY] * 4 + [0.5, 0.1, -0.3, 0.0]
     async with start_system(engine(lower), engine(upper)) as system:
         for seed in range(5):
-            one = await system.generate(ask(max_tokens=30, lookahead=4, seed=seed))
-            plain = await system.generate(ask(max_tokens=30, lookahead=0, seed=seed))
+            one = await system.generate(ask(max_tokens=30, lookahead=4, seed=seed, **RATIO))
+            plain = await system.generate(ask(max_tokens=30, lookahead=0, seed=seed, **RATIO))
             assert one.drafted > 0
             assert one.accepted == 0
             assert one.ids == plain.ids
@@ -98,7 +101,7 @@ async def test_a4_a_greedy_draft_ships_a_point_mass_and_leaves_the_law(monkeypat
     logits = [2.0, 1.5, 1.0, 0.5]
     tap = Tap(monkeypatch)
     async with start_system(engine(logits), engine([2.0])) as system:
-        requests = (ask(max_tokens=50, lookahead=2, seed=seed) for seed in range(60))
+        requests = (ask(max_tokens=50, lookahead=2, seed=seed, **RATIO) for seed in range(60))
         generations = await system.generate_all(requests)
     seen = np.bincount([token for one in generations for token in one.ids], minlength=4)
     assert stats.chisquare(seen, softmax(logits) * seen.sum()).pvalue > RIGHT
@@ -118,7 +121,9 @@ async def test_a6_top_k_1_is_greedy_token_for_token() -> None:
     async with start_system(synthetic(), synthetic(noise=0.8)) as system:
         greedy = await system.generate(ask(max_tokens=60, lookahead=0, temperature=0.0))
         for lookahead in (0, 4):
-            one = await system.generate(ask(max_tokens=60, lookahead=lookahead, temperature=1.0, top_k=1, seed=3))
+            one = await system.generate(
+                ask(max_tokens=60, lookahead=lookahead, temperature=1.0, top_k=1, seed=3, **RATIO)
+            )
             assert one.ids == greedy.ids
 
 
@@ -132,7 +137,7 @@ async def test_a6_nothing_outside_the_nucleus_at_any_kind_of_position(
     target, draft = np.log([0.3, 0.25, 0.15, 0.1, 0.1, 0.1]), np.log([0.3, 0.05, 0.05, 0.3, 0.2, 0.1])
     tap = Tap(monkeypatch)
     async with start_system(engine(target), engine(draft)) as system:
-        requests = (ask(max_tokens=50, lookahead=2, seed=seed, **sampling) for seed in range(30))
+        requests = (ask(max_tokens=50, lookahead=2, seed=seed, **RATIO, **sampling) for seed in range(30))
         generations = await system.generate_all(requests)
     for origin in (TOKEN_ORIGIN_ACCEPTED, TOKEN_ORIGIN_RECOVERED, TOKEN_ORIGIN_BONUS, TOKEN_ORIGIN_PLAIN):
         said = {token.id for one in generations for token in one.tokens if token.origin == origin}
@@ -176,7 +181,7 @@ async def test_a10_penalties_count_nothing_that_was_rejected() -> None:
 
 async def test_a11_a_rejected_point_mass_is_not_drawn_again() -> None:
     async with start_system(engine(np.log([0.5, 0.3, 0.2])), engine([0.0])) as system:
-        requests = (ask(max_tokens=50, lookahead=1, seed=seed) for seed in range(60))
+        requests = (ask(max_tokens=50, lookahead=1, seed=seed, **RATIO) for seed in range(60))
         generations = await system.generate_all(requests)
     recovered = [token.id for one in generations for token in one.tokens if token.origin == TOKEN_ORIGIN_RECOVERED]
     seen = np.bincount(recovered, minlength=3)
@@ -191,7 +196,7 @@ async def test_a15_a_seed_repeats_its_tokens_after_a_restart_and_another_does_no
         async with start_system(synthetic(), synthetic(noise=0.7)) as system:
             for seed, outputs in said.items():
                 for _ in range(2):
-                    outputs.append((await system.generate(ask(max_tokens=40, lookahead=4, seed=seed))).ids)
+                    outputs.append((await system.generate(ask(max_tokens=40, lookahead=4, seed=seed, **RATIO))).ids)
     assert all(len({*map(tuple, outputs)}) == 1 for outputs in said.values())
     assert said[1][0] != said[2][0]
 
@@ -199,7 +204,7 @@ async def test_a15_a_seed_repeats_its_tokens_after_a_restart_and_another_does_no
 async def test_a15_a_seed_repeats_its_tokens_among_others() -> None:
     """The same request alone, and while others with other lookaheads, seeds and lengths come and go."""
     async with start_system(synthetic(), synthetic(noise=0.7)) as system:
-        request = ask(max_tokens=40, lookahead=4, seed=11)
+        request = ask(max_tokens=40, lookahead=4, seed=11, **RATIO)
         alone = await system.generate(request)
         others = [ask((index % 16,), max_tokens=5 + index, lookahead=index % 9, seed=index) for index in range(16)]
         among, _ = await asyncio.gather(system.generate(request), system.generate_all(others))
@@ -210,7 +215,7 @@ async def test_a15_a_seed_repeats_its_tokens_among_others() -> None:
 async def test_a15_the_seed_in_use_is_told_and_repeats_an_unseeded_output() -> None:
     async with start_system(synthetic(), synthetic(noise=0.7)) as system:
         unseeded = await system.generate(ask(max_tokens=40, lookahead=4))
-        again = await system.generate(ask(max_tokens=40, lookahead=4, seed=unseeded.started.seed))
+        again = await system.generate(ask(max_tokens=40, lookahead=4, seed=unseeded.started.seed, **RATIO))
         assert again.ids == unseeded.ids
 
 
