@@ -181,6 +181,7 @@ class DraftService(draft_pb2_grpc.DraftServiceServicer):
         for engine in engines.values():
             warm_up(engine)
         grammars = SessionGrammars(self._info.tokenizer, self._info.vocab_size)
+        grammars.prepare()
         self._scheduler = DraftScheduler(engines, grammars, self._config, self._metrics)
         return self._scheduler
 

@@ -62,6 +62,7 @@ class TargetScheduler:
     def __init__(self, engine: Engine, config: TargetConfig, metrics: WorkerMetrics) -> None:
         self._engine, self._metrics = engine, metrics
         self._grammars = SessionGrammars(engine.info.tokenizer, engine.info.vocab_size)
+        self._grammars.prepare()
         self._queues: dict[str, deque[Job]] = {}
         self._fence: EpochFence[str] = EpochFence()
         self._cache: SessionCache[str] = SessionCache(

@@ -46,7 +46,7 @@ class Grammars:
         self._spellings = spellings
         self._tables: LLTokenizer | None = None
         self._compiled: OrderedDict[Language, LLMatcher] = OrderedDict()
-        self._lock = Lock()
+        self._lock, self._making = Lock(), Lock()
 
     def state(self, language: Language, prompt_length: int, stop_token_ids: Iterable[int]) -> "GrammarState":
         """The state of a new session. Compiles the language when it is not among the latest.
@@ -62,21 +62,21 @@ class Grammars:
             self._compiled.move_to_end(language)
             if len(self._compiled) > _MAX_COMPILED:
                 self._compiled.popitem(last=False)
-        return GrammarState(matcher, language, self.tables.vocab_size - 1, prompt_length, stop_token_ids)
+        return GrammarState(matcher, language, self.prepare().vocab_size - 1, prompt_length, stop_token_ids)
 
-    @property
-    def tables(self) -> LLTokenizer:
-        """llguidance's view of the vocabulary: all of it, and the end of the text as a token of its own."""
-        if self._tables is None:
-            self._tables = _tables(self._spellings())
-        return self._tables
+    def prepare(self) -> LLTokenizer:
+        """llguidance's view of the vocabulary: all of it, and the end of the text as a token of its own. Made once."""
+        with self._making:
+            if self._tables is None:
+                self._tables = _tables(self._spellings())
+            return self._tables
 
     def _compile(self, language: Language) -> LLMatcher:
-        matcher = LLMatcher(self.tables, _source(language), log_level=0, limits=_LIMITS)
+        matcher = LLMatcher(self.prepare(), _source(language), log_level=0, limits=_LIMITS)
         if matcher.is_error():
             raise _error(language, f"cannot be compiled: {matcher.get_error()}")
         # A language that the vocabulary cannot even begin to spell is refused now, not in the middle of a batch.
-        GrammarState(matcher, language, self.tables.vocab_size - 1, 0, ()).masks(np.empty(0, np.int32), 0)
+        GrammarState(matcher, language, self.prepare().vocab_size - 1, 0, ()).masks(np.empty(0, np.int32), 0)
         return matcher
 
 

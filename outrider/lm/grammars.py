@@ -24,6 +24,11 @@ class SessionGrammars:
         table = piece_table(backend) if isinstance(backend, Tokenizer) else None
         self._grammars = Grammars(lambda: _spellings(table, vocab_size)) if table is not None else None
 
+    def prepare(self) -> None:
+        """Makes the vocabulary's tables now, which `open` would do: a second or so that no session need wait for."""
+        if self._grammars is not None:
+            self._grammars.prepare()
+
     def open(self, params: LawParams) -> "SessionGrammar | None":
         """The grammar of a new session; None when its law has none. Raises OutriderError INVALID_FIELD."""
         if params.grammar is None:
