@@ -3,6 +3,7 @@
 import os
 import sys
 from enum import StrEnum
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -10,7 +11,7 @@ import typer
 from outrider.cli.client import generate as call
 from outrider.cli.options import DEFAULT_ADDRESS, PROPOSERS, Address, ProposerName
 from outrider.cli.report import summary
-from outrider.cli.request import set_fields, set_input
+from outrider.cli.request import set_fields, set_grammar, set_input
 from outrider.cli.run import Failure, run
 from outrider.cli.tokens import TokenWriter
 from outrider.net.channel import connect
@@ -44,6 +45,9 @@ def generate(
     presence_penalty: Annotated[float, typer.Option(help="Subtracted once for a token in the output.")] = 0.0,
     frequency_penalty: Annotated[float, typer.Option(help="Subtracted per occurrence in the output.")] = 0.0,
     seed: Annotated[int | None, typer.Option(help="Makes the output repeatable.")] = None,
+    json_schema: Annotated[Path | None, typer.Option(help="File with a JSON Schema for the output.")] = None,
+    regex: Annotated[str | None, typer.Option(help="Regular expression that the output matches whole.")] = None,
+    lark: Annotated[Path | None, typer.Option(help="File with a Lark grammar for the output.")] = None,
     lookahead: Annotated[int | None, typer.Option(help="Longest block; 0 is plain decoding.")] = None,
     acceptance: Annotated[AcceptanceName | None, typer.Option(help="Rule that keeps draft tokens.")] = None,
     proposer: Annotated[ProposerName | None, typer.Option(help="What makes the blocks.")] = None,
@@ -75,6 +79,7 @@ def generate(
         request = pb.GenerateRequest()
         set_input(request, _read(prompt), chat=chat, system=system)
         set_fields(request, {"seed": seed, "session_id": session_id})
+        set_grammar(request, json_schema=json_schema, regex=regex, lark=lark)
         set_fields(request.sampling, sampling)
         set_fields(request.stop, conditions)
         request.stop.strings.extend(stop or [])
