@@ -69,6 +69,7 @@ class HalfIllegal:
             path = int32(tokens + block)
             found = choices(self._state.masks(path, len(path))[0], wanted)
             block.append(found[len(path) % len(found)])
+        tokens.extend(block)  # a worker holds what it proposed: what was accepted of it is not sent again
         return block
 
 
@@ -113,6 +114,10 @@ async def test_a19_json_with_a_draft_that_is_illegal_half_the_time(
         assert len(value["name"]) <= 6
         assert all(0 <= size <= 99 for size in value["sizes"])
         assert isinstance(value["brown"], bool)
-    assert any(one.plain_reason == pb.PLAIN_REASON_DRAFT_INVALID for one in generations[0].rounds)
-    assert sum(generation.drafted for generation in generations) > 5
-    assert len(replays) > 20
+    rounds = [one for generation in generations for one in generation.rounds]
+    refused = sum(one.plain_reason == pb.PLAIN_REASON_DRAFT_INVALID for one in rounds)
+    verified = sum(one.drafted > 0 for one in rounds)
+    assert abs(refused - verified) <= len(generations)
+    assert refused + verified == draft.blocks > len(rounds) / 2
+    assert sum(one.accepted for one in rounds) > 0
+    assert len(replays) == len(rounds) - len(generations)
