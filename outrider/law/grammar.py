@@ -219,7 +219,8 @@ def _schema(language: Language) -> str:
 
 
 def _error(language: Language, message: str) -> GrammarError:
-    return GrammarError(f"grammar.{language.kind}", " ".join(message.split())[:_MAX_MESSAGE])
+    plain = message.replace("<non-verbose/>", "")
+    return GrammarError(f"grammar.{language.kind}", " ".join(plain.split())[:_MAX_MESSAGE])
 
 
 def _tables(spellings: Sequence[bytes | None]) -> LLTokenizer:
