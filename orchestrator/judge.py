@@ -9,9 +9,10 @@ import torch
 
 from orchestrator.acceptance import Outcome, accept
 from orchestrator.drafting import Proposal
+from orchestrator.logprobs import TokenLogprobs, of_logits, of_round
 from orchestrator.request import GenerationPlan
 from orchestrator.stats import RoundStats, micros_since
-from orchestrator.verifying import Rows
+from orchestrator.verifying import Rows, Verified
 from outrider.law.answer import Answer, Question, answer
 from outrider.law.noise import RoundNoise
 from outrider.law.sparse import Int32Array
@@ -63,9 +64,21 @@ def _answer(
     )
     (made,) = answer([(logits, question)], logits.shape[1])
     if made is None:
-        message = f"the target returned NaN or infinite logits after {len(tokens)} tokens"
+        message = f"after {len(tokens)} tokens the target's logits are no law: NaN, infinite, or nothing left to draw"
         raise OutriderError(types_pb2.ERROR_REASON_NON_FINITE_LOGITS, message)
     return made
+
+
+def logprobs_of(plan: GenerationPlan, proposal: Proposal, outcome: Outcome, verified: Verified) -> list[TokenLogprobs]:
+    """What the model thought of each token of a round; nothing where the plan does not ask."""
+    if plan.logprobs is None:
+        return []
+    tokens = np.append(proposal.tokens[: outcome.accepted], np.int32(outcome.token))
+    if isinstance(verified.rows, torch.Tensor):
+        return of_logits(tokens, verified.rows, plan.logprobs)
+    if verified.logprobs is None:
+        raise ValueError("the answer lacks the log probabilities that the plan asks for")
+    return of_round(tokens, proposal.law, verified.logprobs)
 
 
 class Judge:
@@ -79,20 +92,31 @@ class Judge:
         plan: GenerationPlan,
         tokens: Int32Array,
         proposal: Proposal,
-        rows: Rows,
+        verified: Verified,
         stats: RoundStats,
         grammar: SessionGrammar | None = None,
-    ) -> Outcome:
-        """`decide`, with its time in the statistics."""
+    ) -> tuple[Outcome, list[TokenLogprobs]]:
+        """`decide` and `logprobs_of`, with their time in the statistics."""
         start = time.perf_counter()
-        if isinstance(rows, torch.Tensor):
+        if isinstance(verified.rows, torch.Tensor):
             loop = asyncio.get_running_loop()
-            outcome = await loop.run_in_executor(self._thread, decide, plan, tokens, proposal, rows, grammar)
+            judged = await loop.run_in_executor(self._thread, _judge, plan, tokens, proposal, verified, grammar)
         else:
-            outcome = decide(plan, tokens, proposal, rows, grammar)
+            judged = _judge(plan, tokens, proposal, verified, grammar)
         stats.accept_micros = micros_since(start)
-        return outcome
+        return judged
 
     def close(self) -> None:
         """Ends the thread."""
         self._thread.shutdown(wait=False, cancel_futures=True)
+
+
+def _judge(
+    plan: GenerationPlan,
+    tokens: Int32Array,
+    proposal: Proposal,
+    verified: Verified,
+    grammar: SessionGrammar | None,
+) -> tuple[Outcome, list[TokenLogprobs]]:
+    outcome = decide(plan, tokens, proposal, verified.rows, grammar)
+    return outcome, logprobs_of(plan, proposal, outcome, verified)

@@ -65,7 +65,7 @@ class Session:
         if accepted:
             self.drafting.learned(min(agreed, self.base_length - 1))
         if kept.finish is None:
-            self.drafting.ask(self.tokens, self._room())
+            self.drafting.ask(self.tokens, min(self._room(), self.verifying.longest_block))
 
     def _room(self) -> int:
         """Longest block that makes sense: a round gives one token more than its block holds."""

@@ -16,7 +16,7 @@ from outrider.net.errors import OutriderError
 from outrider.observe.metrics import WorkerMetrics
 from outrider.v1 import types_pb2
 from target_service.config import TargetConfig
-from target_service.job import Job, Rows
+from target_service.job import Job, Scored
 from target_service.scoring import score
 
 # When a caller whose sequence found no KV page may try again.
@@ -179,14 +179,14 @@ class TargetScheduler:
 
     def _score(self, done: list[tuple[Job, Work]]) -> None:
         blocks = [(job, torch.cat(work.rows) if len(work.rows) > 1 else work.rows[0]) for job, work in done]
-        for (job, work), rows in zip(done, score(blocks, self._engine.info.vocab_size), strict=True):
+        for (job, work), scored in zip(done, score(blocks, self._engine.info.vocab_size), strict=True):
             work.rows.clear()
-            if rows is not None:
-                self._finish(job, rows)
+            if scored is not None:
+                self._finish(job, scored)
                 self._remove(job)
                 continue
             self._metrics.non_finite()
-            message = f"the model returned NaN or infinite logits after {job.base_length} tokens"
+            message = f"after {job.base_length} tokens the logits are no law: NaN, infinite, or nothing left to draw"
             self._fail(job, OutriderError(types_pb2.ERROR_REASON_NON_FINITE_LOGITS, message))
 
     def _fail(self, job: Job, error: OutriderError) -> None:
@@ -204,7 +204,7 @@ class TargetScheduler:
         while queue:
             self._finish(queue.popleft(), error)
 
-    def _finish(self, job: Job, outcome: Rows | OutriderError) -> None:
+    def _finish(self, job: Job, outcome: Scored | OutriderError) -> None:
         job.outcome = outcome
         self._finished.append(job)
 

@@ -47,7 +47,9 @@ def facts(answer: OrchestratorServiceGetInfoResponse) -> list[tuple[str, str]]:
 
 def workers_table(answer: OrchestratorServiceGetInfoResponse) -> Table:
     """One row a worker; those that are not in use say why."""
-    table = Table("worker", "address", "model", "in use", box=None, header_style="bold", pad_edge=False)
+    table = Table(box=None, header_style="bold", pad_edge=False)
+    for name in ("worker", "address", "model", "in use"):
+        table.add_column(name, overflow="fold", no_wrap=name in ("worker", "address"))
     for worker in answer.workers:
         state = "yes" if worker.usable else f"no: {worker.reason or 'no reason given'}"
         table.add_row(worker.kind, worker.address, worker.model_id or "unknown", state)

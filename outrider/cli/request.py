@@ -55,6 +55,40 @@ def _text(path: Path) -> str:
         raise Failure(f"{path} is not valid UTF-8") from None
 
 
+def set_tokens(
+    request: pb.GenerateRequest,
+    *,
+    bias: Iterable[str],
+    allowed: Iterable[int],
+    banned: Iterable[int],
+    stop: Iterable[int],
+) -> None:
+    """What is asked of single tokens; biases as ID=VALUE. Raises Failure."""
+    for each in bias:
+        token, _, value = each.partition("=")
+        try:
+            request.sampling.logit_bias[int(token)] = float(value)
+        except ValueError:
+            raise Failure(f"--logit-bias {each!r} is not ID=VALUE, a token id and a number") from None
+    lists = {
+        "--allow-token": (request.sampling.allowed_token_ids, allowed),
+        "--ban-token": (request.sampling.banned_token_ids, banned),
+        "--stop-token": (request.stop.token_ids, stop),
+    }
+    for option, (ids, given) in lists.items():
+        try:
+            ids.extend(given)
+        except ValueError:
+            raise Failure(f"{option} cannot be {list(given)}: outside the range of the field") from None
+
+
+def set_prediction(request: pb.GenerateRequest, path: Path | None) -> None:
+    """The text of a file as what the output is expected to be. Raises Failure when it cannot be read."""
+    if path is None:
+        return
+    request.speculation.prediction = _text(path)
+
+
 def _messages(prompt: str, system: str) -> Iterable[pb.ChatMessage]:
     if system:
         yield pb.ChatMessage(role="system", content=system)
