@@ -33,4 +33,5 @@ def lookup_info(config: DraftConfig) -> EngineInfo:
         eos_token_ids=() if tokenizer.eos_token_id is None else (tokenizer.eos_token_id,),
         vocab_fingerprint=vocabulary.fingerprint,
         token_hashes=vocabulary.token_hashes,
+        tokenizer=tokenizer,
     )

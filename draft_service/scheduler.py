@@ -13,6 +13,7 @@ from draft_service.proposers.copying import CopyingProposer
 from draft_service.proposers.model import ModelProposer
 from outrider.lm.engine import Engine
 from outrider.lm.epoch_fence import EpochFence
+from outrider.lm.grammars import SessionGrammars
 from outrider.lm.session_cache import Session, SessionCache
 from outrider.net.errors import OutriderError
 from outrider.observe.metrics import DraftMetrics
@@ -42,12 +43,17 @@ class DraftScheduler:
 
     Args:
         engines: the model behind each proposer that has one.
+        grammars: makes the grammar states of sessions.
     """
 
     def __init__(
-        self, engines: Mapping[Proposer.ValueType, Engine], config: DraftConfig, metrics: DraftMetrics
+        self,
+        engines: Mapping[Proposer.ValueType, Engine],
+        grammars: SessionGrammars,
+        config: DraftConfig,
+        metrics: DraftMetrics,
     ) -> None:
-        self._metrics, self._config = metrics, config
+        self._grammars, self._metrics, self._config = grammars, metrics, config
         self._jobs: dict[Key, Job] = {}
         self._laws: dict[Key, SessionLaw] = {}
         self._fence: EpochFence[Key] = EpochFence()
@@ -123,11 +129,14 @@ class DraftScheduler:
         return Job(ask, law, session, min(ask.lookahead, room), next(self._numbers))
 
     def _open(self, key: Key, law: SessionLaw) -> Session[Key]:
+        grammar = self._grammars.open(law.params)
         before = self._laws.get(key)
         if before is not None and before.kind != law.kind:
             self._drop(key)
         self._laws[key] = law
-        return self._proposers[law.kind].cache.open(key)
+        session = self._proposers[law.kind].cache.open(key)
+        session.grammar = grammar
+        return session
 
     def _close(self, key: Key, epoch: int) -> None:
         try:

@@ -23,6 +23,7 @@ from orchestrator.store.base import SessionRecord, SessionStore, StoreError
 from orchestrator.text.detokenizer import Spelling
 from orchestrator.text.output import Output
 from orchestrator.verifying import Verifying
+from outrider.lm.grammars import SessionGrammars
 from outrider.lm.tokenizer import vocabulary_of
 from outrider.net.address import parse_addresses
 from outrider.net.arrays import int32s
@@ -52,6 +53,7 @@ class Orchestrator:
         self._tokenizer = tokenizer
         self._spelling = Spelling(tokenizer)
         self._vocabulary = vocabulary_of(tokenizer)
+        self._grammars = SessionGrammars(tokenizer, self._vocabulary.size)
         # One thread: fast tokenizers keep truncation and padding as mutable state.
         self._planner = ThreadPoolExecutor(1, thread_name_prefix="planner")
         self._idle = asyncio.Event()
@@ -106,7 +108,7 @@ class Orchestrator:
         """The plan of each choice. Raises OutriderError: INVALID_FIELD, NO_WORKER."""
         limits = self._limits()
         loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._planner, plan_choices, request, self._tokenizer, limits)
+        return await loop.run_in_executor(self._planner, plan_choices, request, self._tokenizer, limits, self._grammars)
 
     @asynccontextmanager
     async def session(self, plan: GenerationPlan, request: GenerateRequest) -> AsyncIterator[Session]:
@@ -175,9 +177,10 @@ class Orchestrator:
     def _open(self, plan: GenerationPlan) -> Session:
         metrics, config = self.services.metrics, self.config
         output = Output(plan.stop, self._spelling, plan.prompt)
-        drafting = Drafting(plan, FIRST_EPOCH, self.drafts, metrics, config.draft_timeout)
+        grammar = self._grammars.open(plan.law)
+        drafting = Drafting(plan, FIRST_EPOCH, self.drafts, metrics, config.draft_timeout, grammar)
         verifying = Verifying(plan, FIRST_EPOCH, self.targets, metrics, config.failover_timeout, self._vocabulary.size)
-        return Session(plan, FIRST_EPOCH, output, drafting, verifying)
+        return Session(plan, FIRST_EPOCH, output, drafting, verifying, grammar)
 
     async def _end(self, session: Session, reason: "FinishReason.ValueType") -> None:
         """Frees the workers without waiting for the store, which may be what failed."""

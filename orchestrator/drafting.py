@@ -18,6 +18,7 @@ from outrider.law.audit import audit
 from outrider.law.noise import RoundNoise
 from outrider.law.params import to_law_spec
 from outrider.law.sparse import Int32Array, SparseLaw
+from outrider.lm.grammars import SessionGrammar
 from outrider.net.arrays import ArrayError, int32s, law_from_message, to_bytes
 from outrider.net.errors import OutriderError, from_status
 from outrider.v1 import orchestrator_pb2, types_pb2
@@ -66,14 +67,25 @@ class Drafting:
 
     Args:
         timeout: how long a round waits for its block, in seconds.
+        grammar: where the session stands in its language; None without one.
     """
 
-    def __init__(self, plan: GenerationPlan, epoch: int, pool: DraftPool, metrics: Metrics, timeout: float) -> None:
+    def __init__(
+        self,
+        plan: GenerationPlan,
+        epoch: int,
+        pool: DraftPool,
+        metrics: Metrics,
+        timeout: float,
+        grammar: SessionGrammar | None = None,
+    ) -> None:
         self._plan = plan
         self._epoch = epoch
         self._pool = pool
         self._metrics = metrics
         self._timeout = timeout
+        self._grammar = grammar
+        self._committed: TokenBuffer | None = None
         self._link: DraftLink | None = None
         self._incarnation = 0
         self._peer = PeerPrefix()
@@ -94,7 +106,7 @@ class Drafting:
 
     def ask(self, tokens: TokenBuffer, room: int) -> None:
         """Asks for the block at the current base length, at most `room` tokens. Never waits."""
-        self._pending = None
+        self._pending, self._committed = None, tokens
         if self._warming is not None and _came_to_nothing(self._warming):
             self._peer.lost()
         self._warming = None
@@ -208,10 +220,18 @@ class Drafting:
         # A rule that compares tokens trusts the draft in nothing: there is nothing to audit.
         if len(tokens) and not by_token and audit(tokens, law, noise, vocab_size) is not None:
             return self._invalid("audit")
+        if not self._allowed(tokens):
+            return self._invalid("grammar")
         self._link.breaker.success()
         if not len(tokens):
             return no_block(orchestrator_pb2.PLAIN_REASON_NO_PROPOSAL)
         return Proposal(tokens, law)
+
+    def _allowed(self, tokens: Int32Array) -> bool:
+        """Whether the session's language allows the whole block."""
+        if self._grammar is None or self._committed is None:
+            return True
+        return self._grammar.legal(self._committed.view(), tokens) == len(tokens)
 
     def _refused(self, error: OutriderError) -> Proposal:
         if error.reason == types_pb2.ERROR_REASON_CONTEXT_EXCEEDED:

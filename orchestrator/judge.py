@@ -16,11 +16,18 @@ from orchestrator.verifying import Rows, Verified
 from outrider.law.answer import Answer, Question, answer
 from outrider.law.noise import RoundNoise
 from outrider.law.sparse import Int32Array
+from outrider.lm.grammars import SessionGrammar
 from outrider.net.errors import OutriderError
 from outrider.v1 import types_pb2
 
 
-def decide(plan: GenerationPlan, tokens: Int32Array, proposal: Proposal, rows: Rows) -> Outcome:
+def decide(
+    plan: GenerationPlan,
+    tokens: Int32Array,
+    proposal: Proposal,
+    rows: Rows,
+    grammar: SessionGrammar | None = None,
+) -> Outcome:
     """The outcome of a round. A pure function of its arguments, and the same for dense rows and those of the rule.
 
     Args:
@@ -28,23 +35,32 @@ def decide(plan: GenerationPlan, tokens: Int32Array, proposal: Proposal, rows: R
         tokens: [base_length] int32, all committed tokens.
         proposal: the block.
         rows: what the target says about it.
+        grammar: of the session; its state is a function of the tokens.
 
     Raises OutriderError: NON_FINITE_LOGITS when a row of logits is no law, NO_PROGRESS when other rows are none.
     """
-    compact = _answer(plan, tokens, proposal, rows) if isinstance(rows, torch.Tensor) else rows
+    compact = _answer(plan, tokens, proposal, rows, grammar) if isinstance(rows, torch.Tensor) else rows
     try:
         return accept(plan.acceptance, proposal.tokens, proposal.law, compact, RoundNoise(plan.seed, len(tokens)))
     except ValueError as error:
         raise OutriderError(types_pb2.ERROR_REASON_NO_PROGRESS, f"the target's rows: {error}") from error
 
 
-def _answer(plan: GenerationPlan, tokens: Int32Array, proposal: Proposal, logits: torch.Tensor) -> Answer:
+def _answer(
+    plan: GenerationPlan,
+    tokens: Int32Array,
+    proposal: Proposal,
+    logits: torch.Tensor,
+    grammar: SessionGrammar | None,
+) -> Answer:
     """What the target would have made of its logits [lookahead + 1, vocab_size]."""
+    path = np.concatenate([tokens, proposal.tokens])
     question = Question(
         plan.law,
         RoundNoise(plan.seed, len(tokens)),
-        np.concatenate([tokens, proposal.tokens]),
+        path,
         None if plan.judged_by_token else (proposal.law.sizes, proposal.law.token_ids),
+        grammar.masks(path, len(tokens)) if grammar is not None else None,
     )
     (made,) = answer([(logits, question)], logits.shape[1])
     if made is None:
@@ -72,15 +88,21 @@ class Judge:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="judge")
 
     async def outcome(
-        self, plan: GenerationPlan, tokens: Int32Array, proposal: Proposal, verified: Verified, stats: RoundStats
+        self,
+        plan: GenerationPlan,
+        tokens: Int32Array,
+        proposal: Proposal,
+        verified: Verified,
+        stats: RoundStats,
+        grammar: SessionGrammar | None = None,
     ) -> tuple[Outcome, list[TokenLogprobs]]:
         """`decide` and `logprobs_of`, with their time in the statistics."""
         start = time.perf_counter()
         if isinstance(verified.rows, torch.Tensor):
             loop = asyncio.get_running_loop()
-            judged = await loop.run_in_executor(self._thread, _judge, plan, tokens, proposal, verified)
+            judged = await loop.run_in_executor(self._thread, _judge, plan, tokens, proposal, verified, grammar)
         else:
-            judged = _judge(plan, tokens, proposal, verified)
+            judged = _judge(plan, tokens, proposal, verified, grammar)
         stats.accept_micros = micros_since(start)
         return judged
 
@@ -90,7 +112,11 @@ class Judge:
 
 
 def _judge(
-    plan: GenerationPlan, tokens: Int32Array, proposal: Proposal, verified: Verified
+    plan: GenerationPlan,
+    tokens: Int32Array,
+    proposal: Proposal,
+    verified: Verified,
+    grammar: SessionGrammar | None,
 ) -> tuple[Outcome, list[TokenLogprobs]]:
-    outcome = decide(plan, tokens, proposal, verified.rows)
+    outcome = decide(plan, tokens, proposal, verified.rows, grammar)
     return outcome, logprobs_of(plan, proposal, outcome, verified)

@@ -12,9 +12,11 @@ from transformers import PreTrainedTokenizerBase
 
 from orchestrator.text.prompt import encode_utf8, prompt_tokens
 from orchestrator.text.stopping import StopRules
+from outrider.law.language import KINDS, Language, from_grammar
 from outrider.law.logprobs import MAX_LOGPROBS
 from outrider.law.params import GREEDY_TEMPERATURE, LawParams, ParamError, check, from_sampling
 from outrider.law.sparse import Int32Array
+from outrider.lm.grammars import SessionGrammars
 from outrider.net.errors import OutriderError, invalid_field
 from outrider.v1 import draft_pb2, orchestrator_pb2, target_pb2
 from outrider.v1.draft_pb2 import Proposer
@@ -105,10 +107,14 @@ _BY_TOKEN = {orchestrator_pb2.ACCEPTANCE_GREEDY, orchestrator_pb2.ACCEPTANCE_COU
 
 
 def plan_request(
-    request: orchestrator_pb2.GenerateRequest, tokenizer: PreTrainedTokenizerBase, limits: ServingLimits
+    request: orchestrator_pb2.GenerateRequest,
+    tokenizer: PreTrainedTokenizerBase,
+    limits: ServingLimits,
+    grammars: SessionGrammars | None = None,
 ) -> GenerationPlan:
     """Validates a request and fills in every default.
 
+    `grammars` compiles the request's grammar and keeps it for the session; without them one is made for this request.
     Raises OutriderError(INVALID_FIELD) naming field and limit. What is cheap to check comes before the prompt is
     tokenised; tokenising megabytes of text takes seconds: call this off the event loop when the prompt is long.
     """
@@ -116,6 +122,7 @@ def plan_request(
     law = _law(request, tokenizer, limits)
     speculation = _speculation(request, law, limits)
     logprobs = _logprobs(request)
+    _check_grammar(law, grammars or SessionGrammars(tokenizer, limits.vocab_size))
     _check_stop_strings(request.stop)
     room = limits.context_length - 1
     if len(request.token_ids.ids) > room:
@@ -162,12 +169,31 @@ def _law(
         from_sampling(request.sampling),
         stop_token_ids=_stop_token_ids(request.stop, tokenizer, limits),
         min_tokens=request.stop.min_tokens,
+        grammar=_grammar(request),
     )
     try:
         check(law, limits.vocab_size)
     except ParamError as error:
         raise invalid_field(str(error)) from None
     return law
+
+
+def _grammar(request: orchestrator_pb2.GenerateRequest) -> Language | None:
+    language = from_grammar(request.grammar)
+    if language is None and request.HasField("grammar"):
+        raise invalid_field(f"grammar names no language: one of {', '.join(KINDS)} is required")
+    return language
+
+
+def _check_grammar(law: LawParams, grammars: SessionGrammars) -> None:
+    """Compiles the grammar. The output ends where it is a member, and in no other way."""
+    if law.grammar is None:
+        return
+    if law.min_tokens:
+        raise invalid_field(f"stop.min_tokens is {law.min_tokens}, must be 0 with a grammar, which says where to end")
+    if not law.stop_token_ids:
+        raise invalid_field("grammar needs a token that ends the output: an end-of-sequence token or stop.token_ids")
+    grammars.open(law)
 
 
 def _stop_token_ids(

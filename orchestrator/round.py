@@ -36,9 +36,10 @@ async def run_round(session: Session, services: Services) -> tuple[Emission, Rou
 
     proposal = await session.drafting.block(stats)  # draft
     proposal, verified = await session.verifying.rows(session.tokens, proposal, stats)  # verify
-    tokens = session.tokens.view()
-    outcome, logprobs = await services.judge.outcome(session.plan, tokens, proposal, verified, stats)  # accept
+    plan, tokens, grammar = session.plan, session.tokens.view(), session.grammar
+    outcome, logprobs = await services.judge.outcome(plan, tokens, proposal, verified, stats, grammar)  # accept
     kept = session.output.keep(round_tokens(proposal, outcome, logprobs))
+    session.check(kept)
     await commit(session, kept, services.store, stats)
 
     record(proposal, outcome, stats)

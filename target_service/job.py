@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from outrider.law.logprobs import MAX_LOGPROBS, LogprobRows
+from outrider.law.masking import Words
 from outrider.law.params import ParamError, SeededLaw, check, from_law_spec
 from outrider.law.rows import SupportRows
 from outrider.law.sparse import Int32Array
@@ -56,6 +57,7 @@ class Job:
         number: order of arrival in the engine thread.
         work: its positions; None before it began.
         outcome: the rows, or why there are none.
+        masks: the tokens that the session's language allows, a row per row; None without one.
     """
 
     session_id: str
@@ -73,6 +75,7 @@ class Job:
     number: int = 0
     work: Work | None = None
     outcome: Scored | OutriderError | None = None
+    masks: Words | None = None
 
     @property
     def opens(self) -> bool:

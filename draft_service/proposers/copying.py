@@ -9,6 +9,7 @@ from draft_service.job import Job
 from outrider.law.draft import point_mass
 from outrider.law.sparse import Int32Array
 from outrider.lm.session_cache import SessionCache
+from outrider.net.errors import OutriderError
 
 
 class CopyingProposer:
@@ -40,7 +41,12 @@ class CopyingProposer:
     def step(self, jobs: Sequence[Job]) -> None:
         """Finishes every job: a whole block, or a shorter one, or an empty one."""
         for job in jobs:
-            for token in self._copied(job).tolist():
+            try:
+                copied = job.allowed(self._copied(job))
+            except OutriderError as error:
+                job.failed = error
+                continue
+            for token in copied.tolist():
                 if not job.done:
                     job.add(token, point_mass(token))
             # What of it is accepted need not be sent again.

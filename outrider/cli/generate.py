@@ -12,7 +12,7 @@ import typer
 from outrider.cli.client import generate_choices as call
 from outrider.cli.options import DEFAULT_ADDRESS, PROPOSERS, Address, ProposerName
 from outrider.cli.report import logprob_table, summary
-from outrider.cli.request import set_fields, set_input, set_prediction, set_tokens
+from outrider.cli.request import set_fields, set_grammar, set_input, set_prediction, set_tokens
 from outrider.cli.run import Failure, run
 from outrider.cli.tokens import TokenWriter
 from outrider.net.channel import connect
@@ -78,6 +78,9 @@ def generate(
         int | None, typer.Option(help="Log probabilities at the end, on stderr, with so many alternatives.")
     ] = None,
     seed: Annotated[int | None, typer.Option(help="Makes the output repeatable.")] = None,
+    json_schema: Annotated[Path | None, typer.Option(help="File with a JSON Schema for the output.")] = None,
+    regex: Annotated[str | None, typer.Option(help="Regular expression that the output matches whole.")] = None,
+    lark: Annotated[Path | None, typer.Option(help="File with a Lark grammar for the output.")] = None,
     lookahead: Annotated[int | None, typer.Option(help="Longest block; 0 is plain decoding.")] = None,
     acceptance: Annotated[AcceptanceName | None, typer.Option(help="Rule that keeps draft tokens.")] = None,
     proposer: Annotated[ProposerName | None, typer.Option(help="What makes the blocks.")] = None,
@@ -114,6 +117,7 @@ def generate(
         request = pb.GenerateRequest()
         set_input(request, _read(prompt), chat=chat, system=system)
         set_fields(request, {"seed": seed, "session_id": session_id, "n": n, "logprobs": logprobs})
+        set_grammar(request, json_schema=json_schema, regex=regex, lark=lark)
         set_fields(request.sampling, sampling)
         set_fields(request.stop, conditions)
         request.stop.strings.extend(stop or [])

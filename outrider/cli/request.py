@@ -34,6 +34,27 @@ def set_input(request: pb.GenerateRequest, prompt: str, *, chat: bool, system: s
         raise Failure("the prompt is not valid UTF-8") from None
 
 
+def set_grammar(request: pb.GenerateRequest, *, json_schema: Path | None, regex: str | None, lark: Path | None) -> None:
+    """The language of the output: at most one. Raises Failure when there are more, or a file cannot be read."""
+    if sum(given is not None for given in (json_schema, regex, lark)) > 1:
+        raise Failure("--json-schema, --regex and --lark exclude each other: an output has one grammar")
+    if json_schema is not None:
+        request.grammar.json_schema = _text(json_schema)
+    if regex is not None:
+        request.grammar.regex = regex
+    if lark is not None:
+        request.grammar.lark = _text(lark)
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise Failure(f"cannot read {path}: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise Failure(f"{path} is not valid UTF-8") from None
+
+
 def set_tokens(
     request: pb.GenerateRequest,
     *,
@@ -65,12 +86,7 @@ def set_prediction(request: pb.GenerateRequest, path: Path | None) -> None:
     """The text of a file as what the output is expected to be. Raises Failure when it cannot be read."""
     if path is None:
         return
-    try:
-        request.speculation.prediction = path.read_text(encoding="utf-8")
-    except OSError as error:
-        raise Failure(f"cannot read {path}: {error.strerror}") from None
-    except UnicodeDecodeError:
-        raise Failure(f"{path} is not valid UTF-8") from None
+    request.speculation.prediction = _text(path)
 
 
 def _messages(prompt: str, system: str) -> Iterable[pb.ChatMessage]:

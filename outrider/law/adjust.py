@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from outrider.law.masking import Words, forbid
 from outrider.law.params import BAN, LawParams
 from outrider.law.sparse import Int32Array
 
@@ -19,10 +20,12 @@ class RowContext:
     Attributes:
         params: the session's law parameters.
         tokens: all tokens before the row's position, prompt and draft tokens included.
+        mask: the tokens that the session's language allows here, a row of `GrammarState.masks`; None allows all.
     """
 
     params: LawParams
     tokens: Int32Array
+    mask: Words | None = None
 
     @property
     def stop_masked(self) -> bool:
@@ -44,7 +47,7 @@ class _Entries:
 
 
 def adjust(scores: torch.Tensor, contexts: Sequence[RowContext]) -> torch.Tensor:
-    """Repetition, presence and frequency penalty, logit bias, allowed, banned and stop tokens, in this order.
+    """Repetition, presence, frequency penalty, logit bias, allowed, banned and stop tokens, the grammar; in this order.
 
     Takes and returns [rows, vocab_size] float32; returns `scores` itself when nothing applies, else a changed copy.
     """
@@ -58,7 +61,8 @@ def adjust(scores: torch.Tensor, contexts: Sequence[RowContext]) -> torch.Tensor
     masked = _gather(scores, [_masked_entries(context) for context in contexts])
     if masked is not None:
         scores = scores.index_put(masked.index, masked.values)
-    return scores
+    masks = [(row, context.mask) for row, context in enumerate(contexts) if context.mask is not None]
+    return forbid(scores, masks) if masks else scores
 
 
 def _only_allowed(scores: torch.Tensor, contexts: Sequence[RowContext]) -> torch.Tensor:

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
+from outrider.law.language import Language, from_grammar, to_grammar
+
 if TYPE_CHECKING:
     from outrider.v1.types_pb2 import LawSpec, SamplingParams
 
@@ -57,6 +59,7 @@ class LawParams:
         banned_token_ids: never drawn.
         stop_token_ids: masked while fewer than min_tokens were generated.
         prompt_length: presence and frequency penalty count tokens from this position on.
+        grammar: language of the output, counted from prompt_length on; None allows every text.
     """
 
     repetition_penalty: float = 1.0
@@ -70,6 +73,7 @@ class LawParams:
     prompt_length: int = 0
     stop_token_ids: tuple[int, ...] = field(default=())
     min_tokens: int = 0
+    grammar: Language | None = None
     allowed_token_ids: tuple[int, ...] = ()
     banned_token_ids: tuple[int, ...] = ()
 
@@ -186,13 +190,14 @@ def to_law_spec(params: LawParams, seed: int) -> "LawSpec":
         stop_token_ids=np.asarray(params.stop_token_ids, dtype="<i4").tobytes(),
         min_tokens=params.min_tokens,
         seed=seed,
+        grammar=to_grammar(params.grammar) if params.grammar is not None else None,
     )
 
 
 def from_law_spec(message: "LawSpec") -> tuple[LawParams, int]:
     """The inverse of `to_law_spec`: (params, seed). Ranges are not checked here.
 
-    Raises ParamError when stop_token_ids is no int32 array.
+    Raises ParamError when stop_token_ids is no int32 array, or the grammar names no language.
     """
     from dataclasses import replace
 
@@ -203,5 +208,8 @@ def from_law_spec(message: "LawSpec") -> tuple[LawParams, int]:
         prompt_length=message.prompt_length,
         stop_token_ids=tuple(np.frombuffer(message.stop_token_ids, dtype="<i4").tolist()),
         min_tokens=message.min_tokens,
+        grammar=from_grammar(message.grammar) if message.HasField("grammar") else None,
     )
+    if message.HasField("grammar") and params.grammar is None:
+        raise ParamError("law.grammar", "names no language")
     return params, message.seed

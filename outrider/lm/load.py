@@ -151,6 +151,7 @@ def _assemble(
         eos_token_ids=_eos_token_ids(model, size),
         vocab_fingerprint=vocabulary.fingerprint,
         token_hashes=vocabulary.token_hashes[: 4 * size],
+        tokenizer=vocabulary.tokenizer,
     )
     storage = KvStorage(layers, pages, options.page_size, model.device)
     return CausalLm(model, info, PagePool(pages, options.page_size), storage)

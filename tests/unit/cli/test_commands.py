@@ -8,7 +8,7 @@ import grpc
 import pytest
 from google.protobuf.message import Message
 
-from outrider.cli.request import set_fields, set_input
+from outrider.cli.request import set_fields, set_grammar, set_input
 from outrider.cli.run import Failure, rpc_failure, run
 from outrider.net.errors import OutriderError, abort
 from outrider.v1 import draft_pb2, target_pb2, types_pb2
@@ -204,3 +204,29 @@ def test_failure_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
         run(work())
     assert caught.value.code == 1
     assert capsys.readouterr().err == "error: two lines\n"
+
+
+def test_a_grammar_is_read_from_its_option(tmp_path: Path) -> None:
+    schema = tmp_path / "schema.json"
+    schema.write_text('{"type": "string"}')
+    request = pb.GenerateRequest()
+    set_grammar(request, json_schema=None, regex=None, lark=None)
+    assert not request.HasField("grammar")
+    set_grammar(request, json_schema=schema, regex=None, lark=None)
+    assert request.grammar.json_schema == '{"type": "string"}'
+    set_grammar(request, json_schema=None, regex="", lark=None)
+    assert request.grammar.WhichOneof("language") == "regex"
+    set_grammar(request, json_schema=None, regex=None, lark=schema)
+    assert request.grammar.WhichOneof("language") == "lark"
+
+
+def test_a_grammar_that_cannot_be_read_is_a_failure(tmp_path: Path) -> None:
+    request = pb.GenerateRequest()
+    with pytest.raises(Failure, match="exclude each other"):
+        set_grammar(request, json_schema=tmp_path, regex="a", lark=None)
+    with pytest.raises(Failure, match=r"cannot read .*missing"):
+        set_grammar(request, json_schema=tmp_path / "missing", regex=None, lark=None)
+    latin = tmp_path / "latin"
+    latin.write_bytes(b"\xe9")
+    with pytest.raises(Failure, match="not valid UTF-8"):
+        set_grammar(request, json_schema=None, regex=None, lark=latin)
