@@ -118,7 +118,7 @@ def _rows(positions: int) -> list[tuple[str, _Cell]]:
 def comparison_table(comparisons: Sequence[Comparison], *, title: str, caption: str) -> Table:
     """Every number of every kind, speculative beside lookahead 0."""
     table = Table(title=title, caption=caption, caption_justify="left", title_justify="left")
-    table.box, table.show_edge, table.padding = SIMPLE_HEAD, False, (0, 1, 0, 0)
+    table.box, table.show_edge, table.padding = SIMPLE_HEAD, False, 0
     table.add_column("", no_wrap=True)
     for each in comparisons:
         table.add_column(f"{each.kind}\n{each.draft}", justify="right", style="green")
