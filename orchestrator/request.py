@@ -24,8 +24,8 @@ MAX_STOP_STRINGS = 16
 MAX_STOP_STRING_BYTES = 1024
 MAX_STOP_TOKEN_IDS = 16
 MAX_LAW_TOP = 65_536
-# 95 bits: short on the wire, where the id travels four times a round, and never the same twice.
-_ID_LENGTH, _ID_LETTERS = 16, ascii_letters + digits
+# 71 bits: short on the wire, where the id travels four times a round, beyond guessing, never the same twice.
+_ID_LENGTH, _ID_LETTERS = 12, ascii_letters + digits
 _SESSION_ID = re.compile(r"[A-Za-z0-9._-]{1,128}")
 
 
