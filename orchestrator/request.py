@@ -30,8 +30,8 @@ MAX_STOP_TOKEN_IDS = 16
 MAX_LAW_TOP = 65_536
 MAX_PREDICTION_BYTES = 256 * 1024
 MAX_PREDICTION_TOKENS = 65_536
-# 95 bits: short on the wire, where the id travels four times a round, and never the same twice.
-_ID_LENGTH, _ID_LETTERS = 16, ascii_letters + digits
+# 71 bits: short on the wire, where the id travels four times a round, beyond guessing, never the same twice.
+_ID_LENGTH, _ID_LETTERS = 12, ascii_letters + digits
 _SESSION_ID = re.compile(r"[A-Za-z0-9._-]{1,128}")
 
 

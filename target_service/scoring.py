@@ -77,13 +77,10 @@ def finite(blocks: Sequence[torch.Tensor]) -> list[bool]:
 
 def result_message(job: Job) -> target_pb2.VerifyResult:
     """The result of a finished job."""
-    result = target_pb2.VerifyResult(
-        session_id=job.session_id, base_length=job.base_length, timing=_timing(job), status=None
-    )
+    result = target_pb2.VerifyResult(session_id=job.session_id, base_length=job.base_length, timing=_timing(job))
     if isinstance(job.outcome, OutriderError):
         result.status.CopyFrom(to_status(job.outcome))
         return result
-    result.status.SetInParent()
     if job.outcome is None:
         raise ValueError("the job has no outcome yet")
     rows = job.outcome.rows

@@ -256,7 +256,7 @@ def test_a_prediction_chooses_its_proposer() -> None:
 def test_session_ids_are_short_and_fit_the_wire() -> None:
     ids = {plan().session_id for _ in range(200)}
     assert len(ids) == 200
-    assert all(len(one) == 16 and one.isalnum() and one.isascii() for one in ids)
+    assert all(len(one) == 12 and one.isalnum() and one.isascii() for one in ids)
 
 
 def test_a_stop_string_that_is_a_special_token_is_a_stop_token() -> None:

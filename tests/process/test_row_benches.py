@@ -1,0 +1,41 @@
+"""The benches of rows run, and say by their exit code when a limit is missed."""
+
+import asyncio
+import sys
+
+import pytest
+
+from outrider.cli.tether import tethered
+from tests.harness.processes import ROOT
+
+DEADLINE = 110.0
+
+
+async def bench(name: str, *flags: str) -> tuple[int, str]:
+    """(exit code, stdout)."""
+    command = tethered((sys.executable, "-m", f"bench.{name}", "--smoke", *flags))
+    process = await asyncio.create_subprocess_exec(*command, cwd=ROOT, stdout=asyncio.subprocess.PIPE)
+    async with asyncio.timeout(DEADLINE):
+        output, _ = await process.communicate()
+    assert process.returncode is not None
+    return process.returncode, output.decode()
+
+
+@pytest.mark.parametrize(("flags", "code"), [((), 0), (("--limit", "0"), 1)])
+async def test_row_cost(flags: tuple[str, ...], code: int) -> None:
+    # A hundred milliseconds of pass against a vocabulary of 3000: far below any limit on any machine.
+    ended, output = await bench("row_cost", *flags)
+    assert ended == code, output
+    assert ("MISSED" in output) == bool(code)
+    assert all(rule in output for rule in ("greedy", "coupled", "ratio, block"))
+
+
+@pytest.mark.parametrize(("flags", "code"), [((), 0), (("--sample-limit", "10"), 1)])
+async def test_wire_bytes(flags: tuple[str, ...], code: int) -> None:
+    ended, output = await bench("wire_bytes", "--sessions", "2", *flags)
+    assert ended == code, output
+    assert ("MISSED: SAMPLE" in output) == bool(code)
+    rows = [line.split(" | ") for line in output.splitlines() if line.startswith("| 300")]
+    dense, support, sample = (float(row[5].replace(",", "")) for row in rows)
+    assert dense > 6 * 300 * 4
+    assert sample < support
