@@ -5,7 +5,7 @@ The right rule is held to the same test over three processes, in tests/process/t
 
 import pytest
 
-from outrider.v1.orchestrator_pb2 import ACCEPTANCE_RATIO
+from outrider.v1.orchestrator_pb2 import Acceptance
 from tests.harness.mutants import RATIO_MUTANTS, SHARED_MUTANTS
 from tests.harness.orchestrator import ask
 from tests.harness.outcomes import ALPHA, FAULTS, Sampling, enumerate_outcomes, law_after, p_value, samples_against
@@ -32,7 +32,7 @@ async def p_value_of(count: int) -> float:
                 lookahead=1 + seed % 2,
                 seed=seed,
                 temperature=SAMPLING.temperature,
-                acceptance=ACCEPTANCE_RATIO,
+                acceptance=Acceptance.ACCEPTANCE_RATIO,
             )
             for seed in range(count)
         )
@@ -42,5 +42,5 @@ async def p_value_of(count: int) -> float:
 
 @pytest.mark.parametrize("fault", FAULTS)
 async def test_a_mutant_of_the_rule_fails(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    {**SHARED_MUTANTS, **RATIO_MUTANTS}[fault].install(monkeypatch)
+    (SHARED_MUTANTS | RATIO_MUTANTS)[fault].install(monkeypatch)
     assert await p_value_of(samples(fault)) < ALPHA
