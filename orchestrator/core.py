@@ -19,7 +19,7 @@ from orchestrator.pool import DraftPool, TargetPool
 from orchestrator.request import GenerationPlan, ServingLimits
 from orchestrator.round import Services
 from orchestrator.session import Session
-from orchestrator.store.base import SessionRecord, SessionStore, StoreError
+from orchestrator.store.base import SessionRecord, SessionStore, StoreError, StoreUnavailable
 from orchestrator.text.detokenizer import Spelling
 from orchestrator.text.output import Output
 from orchestrator.verifying import Verifying
@@ -118,20 +118,20 @@ class Orchestrator:
         """
         await self._create(plan, request)
         session = self._open(plan)
-        reason: FinishReason.ValueType = orchestrator_pb2.FINISH_REASON_ERROR
         try:
             session.begin()
             yield session
-            reason = orchestrator_pb2.FINISH_REASON_UNSPECIFIED
         except (asyncio.CancelledError, GeneratorExit):
-            reason = orchestrator_pb2.FINISH_REASON_CANCELLED
+            self._end(session, orchestrator_pb2.FINISH_REASON_CANCELLED)
             raise
-        except OutriderError as error:
-            if error.reason == types_pb2.ERROR_REASON_SESSION_CANCELLED:
-                reason = orchestrator_pb2.FINISH_REASON_CANCELLED
+        except Exception as error:
+            ending = self._end(session, _finish_reason(error))
+            if not isinstance(error, StoreUnavailable):
+                # Once the client has its status, GetSession says the same.
+                await asyncio.wait({ending})
             raise
-        finally:
-            self._in_background(self._end(session, reason))
+        else:
+            self._end(session, orchestrator_pb2.FINISH_REASON_UNSPECIFIED)
 
     def _limits(self) -> ServingLimits:
         models = [link.model for link in self.targets.usable if link.model is not None]
@@ -182,9 +182,13 @@ class Orchestrator:
         verifying = Verifying(plan, FIRST_EPOCH, self.targets, metrics, config.failover_timeout, self._vocabulary.size)
         return Session(plan, FIRST_EPOCH, output, drafting, verifying, grammar)
 
-    async def _end(self, session: Session, reason: "FinishReason.ValueType") -> None:
-        """Frees the workers without waiting for the store, which may be what failed."""
-        await asyncio.gather(self._finish(session, reason), session.close())
+    def _end(self, session: Session, reason: "FinishReason.ValueType") -> "asyncio.Task[None]":
+        """Frees the workers and ends the session in the store, which may be what failed: neither waits for the other.
+
+        Returns the second as a task.
+        """
+        self._in_background(session.close())
+        return self._in_background(self._finish(session, reason))
 
     async def _finish(self, session: Session, reason: "FinishReason.ValueType") -> None:
         if not reason or session.output.finish is not None:
@@ -195,8 +199,14 @@ class Orchestrator:
             # The session's time-to-live ends it.
             log.warning("session %s could not be ended in the store: %s", session.plan.session_id, error)
 
-    def _in_background(self, ending: Awaitable[None]) -> None:
+    def _in_background(self, ending: Awaitable[None]) -> "asyncio.Task[None]":
         """A client that is gone must not cut the ending short."""
         task: asyncio.Task[None] = asyncio.ensure_future(ending)
         self._endings.add(task)
         task.add_done_callback(self._endings.discard)
+        return task
+
+
+def _finish_reason(error: Exception) -> "FinishReason.ValueType":
+    cancelled = isinstance(error, OutriderError) and error.reason == types_pb2.ERROR_REASON_SESSION_CANCELLED
+    return orchestrator_pb2.FINISH_REASON_CANCELLED if cancelled else orchestrator_pb2.FINISH_REASON_ERROR

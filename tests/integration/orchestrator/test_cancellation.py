@@ -169,9 +169,10 @@ async def test_cancel_session_ends_the_stream_with_its_reason_and_is_idempotent(
         assert running.prompt_tokens == len(PROMPT)
         await one.cancel("victim")
         await refused(client.finish(), "SESSION_CANCELLED", grpc.StatusCode.ABORTED)
+        # What the client was told, everybody is told.
+        ended = await one.state_of("victim")
         await one.until_freed()
         await one.cancel("victim")
-        ended = await one.state_of("victim")
         assert ended.state == orchestrator_pb2.SESSION_STATE_FINISHED
         assert ended.finish_reason == orchestrator_pb2.FINISH_REASON_CANCELLED
 
@@ -285,4 +286,8 @@ async def test_h7_a_reader_that_never_reads_loses_its_session_with_the_time_to_l
         client = Client(one.orchestrator, ask(PROMPT, max_tokens=LONG, temperature=0), timeout=60, stub=stub)
         await eventually(lambda: one.orchestrator.core.sessions == 1)
         await one.until_freed()
-        client.cancel()
+        # Whoever reads after all finds what was sent, and why there is no more.
+        error = await refused(client.finish(), "SESSION_CANCELLED", grpc.StatusCode.ABORTED)
+        assert "read nothing for 1 s" in error.message
+        count = len(client.generation.ids)
+        assert client.generation.ids == greedy_output(PROMPT, count)
