@@ -9,7 +9,7 @@ STAMP := .venv/installed
 MOVED := $(shell [ "$$(cat $(STAMP) 2>/dev/null)" = "$$(pwd -P)" ] || echo moved)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint protos clean moved
+.PHONY: help setup demo test lint protos docs clean moved
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' Makefile
@@ -37,6 +37,9 @@ lint: setup ## Check style, formatting, types and protos
 
 protos: setup ## Write the Python stubs of protos/ anew
 	$(PY) protos/generate.py
+
+docs: setup ## Write docs/configuration.md anew
+	$(PY) docs/configuration.py
 
 clean: ## Remove what was installed, downloaded and cached
 	rm -rf .venv .cache build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

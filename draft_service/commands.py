@@ -3,6 +3,8 @@
 import time
 from dataclasses import dataclass, field
 
+import numpy as np
+
 from draft_service.config import MAX_LOOKAHEAD, PROPOSER_NAMES
 from outrider.law.noise import Purpose
 from outrider.law.params import LawParams, ParamError, check, from_law_spec
@@ -15,6 +17,9 @@ from outrider.v1.draft_pb2 import Proposer
 MAX_SESSION_ID = 128
 MAX_LAW_TOP = 65_536
 DEFAULT_LAW_TOP = 32
+MAX_PREDICTION = 65_536
+
+_NOTHING = np.empty(0, np.int32)
 
 # (number of the stream in this process, session id): sessions of different streams never meet.
 Key = tuple[int, str]
@@ -30,6 +35,7 @@ class SessionLaw:
         top: most entries that a row of the draft law keeps.
         coupled: whether tokens are drawn with COUPLE noise, which the target shares.
         omit_law: whether blocks travel without their law.
+        prediction: [n] int32, what the client expects to be generated.
     """
 
     kind: Proposer.ValueType
@@ -38,6 +44,7 @@ class SessionLaw:
     top: int
     coupled: bool = False
     omit_law: bool = False
+    prediction: Int32Array = field(default_factory=lambda: _NOTHING, compare=False)
 
     @property
     def purpose(self) -> Purpose:
@@ -120,10 +127,19 @@ def _open(message: draft_pb2.Open, key: Key, epoch: int, vocab_size: int, kinds:
     if kind not in kinds:
         offered = ", ".join(PROPOSER_NAMES[one] for one in kinds)
         raise invalid_field(f"open.proposer is {PROPOSER_NAMES.get(kind, kind)}, this worker offers {offered}")
+    prediction = tokens_in_vocab(message.prediction, "open.prediction", vocab_size)
+    if len(prediction) > MAX_PREDICTION:
+        raise invalid_field(f"open.prediction holds {len(prediction)} tokens, limit {MAX_PREDICTION}")
     params, seed = from_law_spec(message.law)
     check(params, vocab_size)
     law = SessionLaw(
-        kind, params, seed, message.law_top or DEFAULT_LAW_TOP, coupled=message.coupled, omit_law=message.omit_law
+        kind,
+        params,
+        seed,
+        message.law_top or DEFAULT_LAW_TOP,
+        coupled=message.coupled,
+        omit_law=message.omit_law,
+        prediction=prediction,
     )
     return Ask(key, epoch, len(tokens), tokens, 0, _lookahead(message.lookahead, "open"), law)
 

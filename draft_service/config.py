@@ -3,6 +3,7 @@
 from functools import cached_property
 
 from pydantic import Field, field_validator, model_validator
+from pydantic_settings import SettingsConfigDict
 
 from outrider.config import WorkerConfig
 from outrider.v1 import draft_pb2
@@ -15,6 +16,7 @@ PROPOSERS: dict[str, Proposer.ValueType] = {
     "model": draft_pb2.PROPOSER_MODEL,
     "early_exit": draft_pb2.PROPOSER_EARLY_EXIT,
     "prompt_lookup": draft_pb2.PROPOSER_PROMPT_LOOKUP,
+    "prediction": draft_pb2.PROPOSER_PREDICTION,
 }
 PROPOSER_NAMES = {number: name for name, number in PROPOSERS.items()}
 
@@ -22,7 +24,11 @@ PROPOSER_NAMES = {number: name for name, number in PROPOSERS.items()}
 class DraftConfig(WorkerConfig):
     """The draft service: proposes blocks of candidate tokens."""
 
-    proposers: str = Field("model", description="what to offer, first the default: model, early_exit, prompt_lookup")
+    model_config = SettingsConfigDict(cli_prog_name="python -m draft_service")
+
+    proposers: str = Field(
+        "model,prediction", description="what to offer, first the default: model, early_exit, prompt_lookup, prediction"
+    )
     early_exit_layers: int = Field(0, ge=0, description="layers of the model that early_exit runs")
 
     @field_validator("proposers")

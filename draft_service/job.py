@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 
 from draft_service.commands import Ask, Key, SessionLaw
+from outrider.law.masking import Words
 from outrider.law.noise import RoundNoise
 from outrider.law.sparse import Float32Array, Int32Array
 from outrider.lm.passes import Work
@@ -19,6 +20,7 @@ class Job:
         number: order of arrival.
         tokens: drawn so far.
         rows: the laws that they were drawn from, one (token_ids, probs) pair a token.
+        mask: the tokens that the session's language allows next, where a model is asked; None without a language.
         work: the positions of the present step; None between steps.
         done: the block is complete.
         failed: why there will be none.
@@ -31,6 +33,7 @@ class Job:
     number: int
     tokens: list[int] = field(default_factory=list)
     rows: list[tuple[Int32Array, Float32Array]] = field(default_factory=list)
+    mask: Words | None = None
     work: Work | None = None
     done: bool = False
     failed: OutriderError | None = None
@@ -47,6 +50,11 @@ class Job:
     def position(self) -> int:
         """Where the next draft token stands."""
         return self.ask.base_length + len(self.tokens)
+
+    def allowed(self, tokens: Int32Array) -> Int32Array:
+        """The leading tokens that the session's language allows after what it holds; all of them without one."""
+        grammar = self.session.grammar
+        return tokens if grammar is None else tokens[: grammar.legal(self.session.tokens, tokens)]
 
     def add(self, token: int, row: tuple[Int32Array, Float32Array]) -> None:
         """One more draft token; the block is done when it is long enough or the token ends the output."""

@@ -7,12 +7,12 @@ from outrider.lm.engine import EngineInfo
 from outrider.lm.tokenizer import load_tokenizer, vocabulary_of
 from outrider.v1 import draft_pb2
 
-# What the worker holds at most when nothing but prompt lookup is on offer and no context length is configured.
+# What the worker holds at most when nothing that runs a model is on offer and no context length is configured.
 _LOOKUP_CONTEXT = 1 << 20
 
 
 def load_engines(config: DraftConfig) -> Engines:
-    """Loads what the proposers need: nothing but a tokenizer for prompt lookup alone. Raises ModelRefused."""
+    """Loads what the proposers need: nothing but a tokenizer for those that only copy. Raises ModelRefused."""
     layers = {draft_pb2.PROPOSER_MODEL: 0, draft_pb2.PROPOSER_EARLY_EXIT: config.early_exit_layers}
     engines = {kind: configured_engine(config, layers=layers[kind]) for kind in config.kinds if kind in layers}
     if engines:
@@ -33,4 +33,5 @@ def lookup_info(config: DraftConfig) -> EngineInfo:
         eos_token_ids=() if tokenizer.eos_token_id is None else (tokenizer.eos_token_id,),
         vocab_fingerprint=vocabulary.fingerprint,
         token_hashes=vocabulary.token_hashes,
+        tokenizer=tokenizer,
     )

@@ -7,19 +7,26 @@ from itertools import count
 from draft_service.commands import Ask, CloseSession, CloseStream, Command, Key, SessionLaw
 from draft_service.config import DraftConfig
 from draft_service.job import Answer, Job
+from draft_service.proposers import prediction, prompt_lookup
 from draft_service.proposers.base import BlockProposer
+from draft_service.proposers.copying import CopyingProposer
 from draft_service.proposers.model import ModelProposer
-from draft_service.proposers.prompt_lookup import PromptLookupProposer
 from outrider.lm.engine import Engine
 from outrider.lm.epoch_fence import EpochFence
+from outrider.lm.grammars import SessionGrammars
 from outrider.lm.session_cache import Session, SessionCache
 from outrider.net.errors import OutriderError
 from outrider.observe.metrics import DraftMetrics
-from outrider.v1 import types_pb2
+from outrider.v1 import draft_pb2, types_pb2
 from outrider.v1.draft_pb2 import Proposer
 
 # What a proposer without a model holds at most when no context length is configured.
 _LOOKUP_CONTEXT = 1 << 20
+
+_COPIED = {
+    draft_pb2.PROPOSER_PROMPT_LOOKUP: prompt_lookup.proposal,
+    draft_pb2.PROPOSER_PREDICTION: prediction.proposal,
+}
 
 
 @dataclass(frozen=True)
@@ -36,16 +43,21 @@ class DraftScheduler:
 
     Args:
         engines: the model behind each proposer that has one.
+        grammars: makes the grammar states of sessions.
     """
 
     def __init__(
-        self, engines: Mapping[Proposer.ValueType, Engine], config: DraftConfig, metrics: DraftMetrics
+        self,
+        engines: Mapping[Proposer.ValueType, Engine],
+        grammars: SessionGrammars,
+        config: DraftConfig,
+        metrics: DraftMetrics,
     ) -> None:
-        self._metrics, self._config = metrics, config
+        self._grammars, self._metrics, self._config = grammars, metrics, config
         self._jobs: dict[Key, Job] = {}
         self._laws: dict[Key, SessionLaw] = {}
         self._fence: EpochFence[Key] = EpochFence()
-        self._proposers = {kind: self._proposer(engines.get(kind)) for kind in config.kinds}
+        self._proposers = {kind: self._proposer(kind, engines) for kind in config.kinds}
         self._numbers = count()
         self._answers: list[Answer] = []
         self.load = Load()
@@ -86,11 +98,11 @@ class DraftScheduler:
             proposer.cache.sweep()
         self._measure()
 
-    def _proposer(self, engine: Engine | None) -> BlockProposer:
+    def _proposer(self, kind: Proposer.ValueType, engines: Mapping[Proposer.ValueType, Engine]) -> BlockProposer:
         cache: SessionCache[Key] = SessionCache(self._config.session_ttl, self._jobs.__contains__, self._evicted)
-        if engine is None:
-            return PromptLookupProposer(cache, self._config.context_length or _LOOKUP_CONTEXT)
-        return ModelProposer(engine, cache, self._config.token_budget, self._metrics)
+        if kind in _COPIED:
+            return CopyingProposer(cache, self._config.context_length or _LOOKUP_CONTEXT, _COPIED[kind])
+        return ModelProposer(engines[kind], cache, self._config.token_budget, self._metrics)
 
     def _take(self, ask: Ask) -> None:
         try:
@@ -117,11 +129,14 @@ class DraftScheduler:
         return Job(ask, law, session, min(ask.lookahead, room), next(self._numbers))
 
     def _open(self, key: Key, law: SessionLaw) -> Session[Key]:
+        grammar = self._grammars.open(law.params)
         before = self._laws.get(key)
         if before is not None and before.kind != law.kind:
             self._drop(key)
         self._laws[key] = law
-        return self._proposers[law.kind].cache.open(key)
+        session = self._proposers[law.kind].cache.open(key)
+        session.grammar = grammar
+        return session
 
     def _close(self, key: Key, epoch: int) -> None:
         try:

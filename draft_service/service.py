@@ -15,6 +15,7 @@ from draft_service.job import Answer
 from draft_service.scheduler import DraftScheduler
 from draft_service.stream import Stream
 from outrider.lm.engine import Engine, EngineInfo
+from outrider.lm.grammars import SessionGrammars
 from outrider.lm.model_info import model_info
 from outrider.lm.warm_up import warm_up
 from outrider.net.errors import OutriderError, abort, invalid_field, reason_name
@@ -179,7 +180,9 @@ class DraftService(draft_pb2_grpc.DraftServiceServicer):
         engines, self._info = self._load_engines()
         for engine in engines.values():
             warm_up(engine)
-        self._scheduler = DraftScheduler(engines, self._config, self._metrics)
+        grammars = SessionGrammars(self._info.tokenizer, self._info.vocab_size)
+        grammars.prepare()
+        self._scheduler = DraftScheduler(engines, grammars, self._config, self._metrics)
         return self._scheduler
 
     def _deliver(self, answers: list[Answer]) -> None:

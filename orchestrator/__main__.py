@@ -23,6 +23,8 @@ from outrider.v1 import orchestrator_pb2_grpc
 log = logging.getLogger(__name__)
 
 STORE_CHECK_SECONDS = 2.0
+# For the last messages of streams that have ended to reach their clients.
+FLUSH_SECONDS = 1.0
 
 
 async def serve(config: OrchestratorConfig) -> int:
@@ -33,14 +35,18 @@ async def serve(config: OrchestratorConfig) -> int:
     await store.ping()
     orchestrator = Orchestrator(config, load_tokenizer(config.tokenizer), store, Metrics())
     server = Server(SERVICE_NAME, max_receive_bytes=MAX_REQUEST_BYTES)
-    orchestrator_pb2_grpc.add_OrchestratorServiceServicer_to_server(OrchestratorServicer(orchestrator), server.grpc)
+    servicer = OrchestratorServicer(orchestrator)
+    orchestrator_pb2_grpc.add_OrchestratorServiceServicer_to_server(servicer, server.grpc)
     announce(config.host, await server.start(config.host, config.port))
     orchestrator.start()
     readiness = asyncio.create_task(keep_readiness(server, orchestrator))
 
     async def stop() -> None:
         readiness.cancel()
-        await server.stop(config.grace)
+        await asyncio.gather(readiness, return_exceptions=True)
+        await server.ready(False)
+        await servicer.drain(config.grace)
+        await server.stop(FLUSH_SECONDS)
 
     await run_until_signal([stop, orchestrator.close])
     return 0

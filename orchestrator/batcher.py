@@ -5,10 +5,12 @@ for. Items that carry a long prefix go in calls of their own, because a call is 
 """
 
 import asyncio
-from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
+from itertools import islice
 
+from orchestrator.running import being_cancelled
 from outrider.net.errors import OutriderError
 from outrider.v1 import types_pb2
 from outrider.v1.target_pb2 import VerifyItem, VerifyResponse, VerifyResult
@@ -20,13 +22,21 @@ SHORT_ITEM_TOKENS = 128
 _BYTES_PER_TOKEN = 4
 
 
+_Waiting = tuple[VerifyItem, "asyncio.Future[VerifyResult]"]
+
+
 @dataclass
 class _Lane:
-    """Items that wait for one kind of call."""
+    """One kind of call: how many more the worker may hold, and the items that wait for the next one, oldest first."""
 
     max_items: int
-    slots: asyncio.Semaphore
-    waiting: deque[tuple[VerifyItem, "asyncio.Future[VerifyResult]"]] = field(default_factory=deque)
+    free_calls: int
+    waiting: dict["asyncio.Future[VerifyResult]", VerifyItem] = field(default_factory=dict)
+
+    def take(self) -> list[_Waiting]:
+        """The items of the next call."""
+        taken = list(islice(self.waiting, self.max_items))
+        return [(self.waiting.pop(future), future) for future in taken]
 
 
 class Batcher:
@@ -43,18 +53,23 @@ class Batcher:
         self, send: Send, *, max_items: int = 256, calls_in_flight: int = 2, prefills_in_flight: int = 8
     ) -> None:
         self._send = send
-        self._short = _Lane(max_items, asyncio.Semaphore(calls_in_flight))
-        self._long = _Lane(1, asyncio.Semaphore(prefills_in_flight))
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._short = _Lane(max_items, calls_in_flight)
+        self._long = _Lane(1, prefills_in_flight)
+        self._calls: set[asyncio.Task[None]] = set()
         self._under_way: dict[str, asyncio.Future[VerifyResponse]] = {}
 
     async def verify(self, item: VerifyItem) -> VerifyResult:
         """The result of one item. Raises OutriderError when its call failed; cancelling drops the item."""
+        loop = asyncio.get_running_loop()
         lane = self._short if len(item.prefix_tokens) <= SHORT_ITEM_TOKENS * _BYTES_PER_TOKEN else self._long
-        future: asyncio.Future[VerifyResult] = asyncio.get_running_loop().create_future()
-        lane.waiting.append((item, future))
-        self._spawn(self._pump(lane))
-        return await future
+        future: asyncio.Future[VerifyResult] = loop.create_future()
+        lane.waiting[future] = item
+        # Not at once: what other sessions add in this turn of the loop goes along.
+        loop.call_soon(self._pump, lane)
+        try:
+            return await future
+        finally:
+            lane.waiting.pop(future, None)
 
     async def answered(self, session_id: str, within: float) -> None:
         """Returns when no call is under way that holds an item of the session, at the latest after `within` seconds.
@@ -66,33 +81,29 @@ class Batcher:
             await asyncio.wait({call}, timeout=within)
 
     async def close(self) -> None:
-        """Cancels what waits and what is in flight."""
-        tasks = list(self._tasks)
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        """Ends what waits and what is in flight."""
+        for lane in (self._short, self._long):
+            _fail(list(lane.waiting), _abandoned())
+            lane.waiting.clear()
+        calls = list(self._calls)
+        for call in calls:
+            call.cancel()
+        await asyncio.gather(*calls, return_exceptions=True)
 
-    def _spawn(self, work: Awaitable[None]) -> None:
-        task: asyncio.Task[None] = asyncio.ensure_future(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+    def _pump(self, lane: _Lane) -> None:
+        """Sends what waits as long as the worker has room."""
+        while lane.free_calls and lane.waiting:
+            lane.free_calls -= 1
+            call = asyncio.create_task(self._call(lane.take()))
+            self._calls.add(call)
+            call.add_done_callback(partial(self._returned, lane))
 
-    async def _pump(self, lane: _Lane) -> None:
-        """Waits for room, then sends everything that waits by then."""
-        async with lane.slots:
-            batch = self._take(lane)
-            if batch:
-                await self._call(batch)
+    def _returned(self, lane: _Lane, call: "asyncio.Task[None]") -> None:
+        self._calls.discard(call)
+        lane.free_calls += 1
+        self._pump(lane)
 
-    def _take(self, lane: _Lane) -> list[tuple[VerifyItem, "asyncio.Future[VerifyResult]"]]:
-        batch: list[tuple[VerifyItem, asyncio.Future[VerifyResult]]] = []
-        while lane.waiting and len(batch) < lane.max_items:
-            item, future = lane.waiting.popleft()
-            if not future.done():
-                batch.append((item, future))
-        return batch
-
-    async def _call(self, batch: list[tuple[VerifyItem, "asyncio.Future[VerifyResult]"]]) -> None:
+    async def _call(self, batch: list[_Waiting]) -> None:
         futures = [future for _, future in batch]
         call = asyncio.ensure_future(self._send([item for item, _ in batch]))  # noqa: RUF006, awaited below
         abandon = _cancel_when_all_done(futures, call)
@@ -103,21 +114,15 @@ class Batcher:
         except OutriderError as error:
             _fail(futures, error)
         except asyncio.CancelledError:
-            if _being_cancelled():
+            if being_cancelled():
                 raise
         finally:
-            _fail(futures, OutriderError(types_pb2.ERROR_REASON_NO_WORKER, "the verify call was abandoned"))
+            _fail(futures, _abandoned())
             for future in futures:
                 future.remove_done_callback(abandon)
             for session_id in sessions:
                 if self._under_way.get(session_id) is call:
                     del self._under_way[session_id]
-
-
-def _being_cancelled() -> bool:
-    """Whether the running task is to end, as opposed to something that it awaited having been cancelled."""
-    task = asyncio.current_task()
-    return task is not None and task.cancelling() > 0
 
 
 def _cancel_when_all_done(
@@ -134,7 +139,7 @@ def _cancel_when_all_done(
     return on_done
 
 
-def _deliver(batch: list[tuple[VerifyItem, "asyncio.Future[VerifyResult]"]], response: VerifyResponse) -> None:
+def _deliver(batch: list[_Waiting], response: VerifyResponse) -> None:
     """Pairs results with items by position, and checks that they are about the same round."""
     results = list(response.results)
     for index, (item, future) in enumerate(batch):
@@ -147,6 +152,10 @@ def _deliver(batch: list[tuple[VerifyItem, "asyncio.Future[VerifyResult]"]], res
             )
         else:
             future.set_result(result)
+
+
+def _abandoned() -> OutriderError:
+    return OutriderError(types_pb2.ERROR_REASON_NO_WORKER, "the verify call was abandoned")
 
 
 def _fail(futures: list["asyncio.Future[VerifyResult]"], error: OutriderError) -> None:

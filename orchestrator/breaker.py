@@ -23,6 +23,7 @@ class Breaker:
         self._clock = clock
         self._failures = 0
         self._retry_at = 0.0
+        self._probing = False
 
     @property
     def closed(self) -> bool:
@@ -37,17 +38,23 @@ class Breaker:
         if now < self._retry_at:
             return False
         self._retry_at = now + self._cooldown
+        self._probing = True
         return True
 
     def success(self) -> None:
         """A call went well."""
-        self._failures = 0
+        self._failures, self._probing = 0, False
         self._cooldown = self._first_cooldown
 
     def failure(self) -> None:
-        """A call failed."""
-        self._failures += 1
-        if self._failures > self._threshold:
+        """A call failed. While open only a probe's failure counts: the others began before it opened."""
+        if self.closed:
+            self._failures += 1
+            if self.closed:
+                return
+        elif self._probing:
             self._cooldown = min(2 * self._cooldown, self._max_cooldown)
-        if not self.closed:
-            self._retry_at = self._clock() + self._cooldown
+        else:
+            return
+        self._probing = False
+        self._retry_at = self._clock() + self._cooldown

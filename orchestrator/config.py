@@ -1,6 +1,7 @@
 """Settings of the orchestrator."""
 
 from pydantic import Field, field_validator
+from pydantic_settings import SettingsConfigDict
 
 from outrider.config import ServiceConfig
 from outrider.net.address import parse_addresses
@@ -8,6 +9,8 @@ from outrider.net.address import parse_addresses
 
 class OrchestratorConfig(ServiceConfig):
     """Flags and OUTRIDER_ environment variables of `python -m orchestrator`."""
+
+    model_config = SettingsConfigDict(cli_prog_name="python -m orchestrator")
 
     port: int = Field(7800, ge=0, le=65_535, description="port to listen on; 0 chooses a free one")
     targets: str = Field(min_length=1, description="target workers, HOST:PORT separated by commas")

@@ -2,12 +2,13 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable
+from collections.abc import AsyncIterator, Awaitable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, contextmanager
 
 from transformers import PreTrainedTokenizerBase
 
+from orchestrator.choices import plan_choices
 from orchestrator.config import OrchestratorConfig
 from orchestrator.drafting import Drafting
 from orchestrator.judge import Judge
@@ -15,13 +16,14 @@ from orchestrator.links.draft import DraftLink
 from orchestrator.links.target import TargetLink
 from orchestrator.metrics import Metrics
 from orchestrator.pool import DraftPool, TargetPool
-from orchestrator.request import GenerationPlan, ServingLimits, plan_request
+from orchestrator.request import GenerationPlan, ServingLimits
 from orchestrator.round import Services
 from orchestrator.session import Session
 from orchestrator.store.base import SessionRecord, SessionStore, StoreError
 from orchestrator.text.detokenizer import Spelling
 from orchestrator.text.output import Output
 from orchestrator.verifying import Verifying
+from outrider.lm.grammars import SessionGrammars
 from outrider.lm.tokenizer import vocabulary_of
 from outrider.net.address import parse_addresses
 from outrider.net.arrays import int32s
@@ -32,6 +34,8 @@ from outrider.v1.orchestrator_pb2 import FinishReason, GenerateRequest
 log = logging.getLogger(__name__)
 
 FIRST_EPOCH = 1
+# Ending a session takes one write to the store and one call to a target, each with a deadline of its own.
+CLOSE_SECONDS = 10.0
 
 
 class Orchestrator:
@@ -49,8 +53,11 @@ class Orchestrator:
         self._tokenizer = tokenizer
         self._spelling = Spelling(tokenizer)
         self._vocabulary = vocabulary_of(tokenizer)
+        self._grammars = SessionGrammars(tokenizer, self._vocabulary.size)
         # One thread: fast tokenizers keep truncation and padding as mutable state.
         self._planner = ThreadPoolExecutor(1, thread_name_prefix="planner")
+        self._idle = asyncio.Event()
+        self._idle.set()
         self._endings: set[asyncio.Task[None]] = set()
 
     def start(self) -> None:
@@ -68,46 +75,63 @@ class Orchestrator:
             link.start()
 
     async def close(self) -> None:
-        """Waits for sessions that are ending, then disconnects."""
-        await asyncio.gather(*self._endings, return_exceptions=True)
+        """Waits for sessions that are ending, but not for long, then disconnects."""
+        try:
+            async with asyncio.timeout(CLOSE_SECONDS):
+                await self._idle.wait()
+                await asyncio.gather(*self._endings, return_exceptions=True)
+        except TimeoutError:
+            log.warning("%d sessions were still running or ending", self.sessions + len(self._endings))
         links = (*self.targets.links, *self.drafts.links)
         await asyncio.gather(*(link.close() for link in links), return_exceptions=True)
         self.services.judge.close()
         self._planner.shutdown(wait=False, cancel_futures=True)
         await self.store.close()
 
-    @asynccontextmanager
-    async def session(self, request: GenerateRequest) -> AsyncIterator[Session]:
-        """A new session, stored; ended in the store and freed at the workers afterwards.
-
-        Raises OutriderError: INVALID_FIELD before anything else happened, NO_WORKER, SESSION_EXISTS, ...
-        """
-        self.sessions += 1
+    @contextmanager
+    def admitted(self, sessions: int) -> Iterator[None]:
+        """Room for so many sessions. Raises OutriderError(QUEUE_FULL)."""
+        limit = self.config.max_sessions
+        if self.sessions + sessions > limit:
+            message = f"{self.sessions} generations are running, the limit of this orchestrator is {limit}"
+            raise OutriderError(types_pb2.ERROR_REASON_QUEUE_FULL, message, retry_after=1.0)
+        self.sessions += sessions
+        self._idle.clear()
         try:
-            plan = await self._plan(request)
-            await self._create(plan, request)
-            session = self._open(plan)
-            reason: FinishReason.ValueType = orchestrator_pb2.FINISH_REASON_ERROR
-            try:
-                session.begin()
-                yield session
-                reason = orchestrator_pb2.FINISH_REASON_UNSPECIFIED
-            except (asyncio.CancelledError, GeneratorExit):
-                reason = orchestrator_pb2.FINISH_REASON_CANCELLED
-                raise
-            except OutriderError as error:
-                if error.reason == types_pb2.ERROR_REASON_SESSION_CANCELLED:
-                    reason = orchestrator_pb2.FINISH_REASON_CANCELLED
-                raise
-            finally:
-                self._in_background(self._end(session, reason))
+            yield
         finally:
-            self.sessions -= 1
+            self.sessions -= sessions
+            if not self.sessions:
+                self._idle.set()
 
-    async def _plan(self, request: GenerateRequest) -> GenerationPlan:
+    async def plan(self, request: GenerateRequest) -> list[GenerationPlan]:
+        """The plan of each choice. Raises OutriderError: INVALID_FIELD, NO_WORKER."""
         limits = self._limits()
         loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._planner, plan_request, request, self._tokenizer, limits)
+        return await loop.run_in_executor(self._planner, plan_choices, request, self._tokenizer, limits, self._grammars)
+
+    @asynccontextmanager
+    async def session(self, plan: GenerationPlan, request: GenerateRequest) -> AsyncIterator[Session]:
+        """A new session, stored; ended in the store and freed at the workers afterwards.
+
+        Raises OutriderError: SESSION_EXISTS, STORE_UNAVAILABLE, ...
+        """
+        await self._create(plan, request)
+        session = self._open(plan)
+        reason: FinishReason.ValueType = orchestrator_pb2.FINISH_REASON_ERROR
+        try:
+            session.begin()
+            yield session
+            reason = orchestrator_pb2.FINISH_REASON_UNSPECIFIED
+        except (asyncio.CancelledError, GeneratorExit):
+            reason = orchestrator_pb2.FINISH_REASON_CANCELLED
+            raise
+        except OutriderError as error:
+            if error.reason == types_pb2.ERROR_REASON_SESSION_CANCELLED:
+                reason = orchestrator_pb2.FINISH_REASON_CANCELLED
+            raise
+        finally:
+            self._in_background(self._end(session, reason))
 
     def _limits(self) -> ServingLimits:
         models = [link.model for link in self.targets.usable if link.model is not None]
@@ -125,7 +149,9 @@ class Orchestrator:
     async def _create(self, plan: GenerationPlan, request: GenerateRequest) -> None:
         stored = GenerateRequest()
         stored.CopyFrom(request)
-        stored.seed = plan.seed
+        # A record of this choice alone, which says what the request left open.
+        stored.ClearField("n")
+        stored.session_id, stored.seed, stored.speculation.acceptance = plan.session_id, plan.seed, plan.acceptance
         record = SessionRecord(
             session_id=plan.session_id,
             tokens=plan.prompt,
@@ -133,24 +159,41 @@ class Orchestrator:
             epoch=FIRST_EPOCH,
             meta=stored.SerializeToString(),
         )
-        await self.store.create(record)
+        creating = asyncio.ensure_future(self.store.create(record))
+        try:
+            await asyncio.shield(creating)
+        except asyncio.CancelledError:
+            self._in_background(self._undo(creating, plan.session_id))
+            raise
+
+    async def _undo(self, creating: Awaitable[None], session_id: str) -> None:
+        """Ends a session whose client went while it was stored; it must not look as if it were running."""
+        try:
+            await creating
+            await self.store.finish(session_id, FIRST_EPOCH, orchestrator_pb2.FINISH_REASON_CANCELLED)
+        except StoreError as error:
+            log.info("session %s was not stored or could not be ended: %s", session_id, error)
 
     def _open(self, plan: GenerationPlan) -> Session:
         metrics, config = self.services.metrics, self.config
         output = Output(plan.stop, self._spelling, plan.prompt)
-        drafting = Drafting(plan, FIRST_EPOCH, self.drafts, metrics, config.draft_timeout)
+        grammar = self._grammars.open(plan.law)
+        drafting = Drafting(plan, FIRST_EPOCH, self.drafts, metrics, config.draft_timeout, grammar)
         verifying = Verifying(plan, FIRST_EPOCH, self.targets, metrics, config.failover_timeout, self._vocabulary.size)
-        return Session(plan, FIRST_EPOCH, output, drafting, verifying)
+        return Session(plan, FIRST_EPOCH, output, drafting, verifying, grammar)
 
     async def _end(self, session: Session, reason: "FinishReason.ValueType") -> None:
+        """Frees the workers without waiting for the store, which may be what failed."""
+        await asyncio.gather(self._finish(session, reason), session.close())
+
+    async def _finish(self, session: Session, reason: "FinishReason.ValueType") -> None:
+        if not reason or session.output.finish is not None:
+            return
         try:
-            if reason:
-                await self.store.finish(session.plan.session_id, session.epoch, reason)
+            await self.store.finish(session.plan.session_id, session.epoch, reason)
         except StoreError as error:
             # The session's time-to-live ends it.
             log.warning("session %s could not be ended in the store: %s", session.plan.session_id, error)
-        finally:
-            await session.close()
 
     def _in_background(self, ending: Awaitable[None]) -> None:
         """A client that is gone must not cut the ending short."""

@@ -18,6 +18,7 @@ from outrider.law.audit import audit
 from outrider.law.noise import RoundNoise
 from outrider.law.params import to_law_spec
 from outrider.law.sparse import Int32Array, SparseLaw
+from outrider.lm.grammars import SessionGrammar
 from outrider.net.arrays import ArrayError, int32s, law_from_message, to_bytes
 from outrider.net.errors import OutriderError, from_status
 from outrider.v1 import orchestrator_pb2, types_pb2
@@ -47,6 +48,14 @@ class Proposal:
     law: SparseLaw
     reason: Reason = orchestrator_pb2.PLAIN_REASON_UNSPECIFIED
 
+    def head(self, count: int) -> "Proposal":
+        """The first tokens of the block. Where it is cut does not depend on them, so the output's law stays."""
+        if count == len(self.tokens):
+            return self
+        if count == 0:
+            return no_block(orchestrator_pb2.PLAIN_REASON_DISABLED)
+        return Proposal(self.tokens[:count], self.law.head(count))
+
 
 def no_block(reason: Reason) -> Proposal:
     """A round without a block."""
@@ -58,52 +67,64 @@ class Drafting:
 
     Args:
         timeout: how long a round waits for its block, in seconds.
+        grammar: where the session stands in its language; None without one.
     """
 
-    def __init__(self, plan: GenerationPlan, epoch: int, pool: DraftPool, metrics: Metrics, timeout: float) -> None:
+    def __init__(
+        self,
+        plan: GenerationPlan,
+        epoch: int,
+        pool: DraftPool,
+        metrics: Metrics,
+        timeout: float,
+        grammar: SessionGrammar | None = None,
+    ) -> None:
         self._plan = plan
         self._epoch = epoch
         self._pool = pool
         self._metrics = metrics
         self._timeout = timeout
+        self._grammar = grammar
+        self._committed: TokenBuffer | None = None
         self._link: DraftLink | None = None
         self._incarnation = 0
         self._peer = PeerPrefix()
         self._asked = 0
         self._pending: asyncio.Future[DraftEvent] | None = None
-        self._reason: Reason = orchestrator_pb2.PLAIN_REASON_DISABLED
+        self._warming: asyncio.Future[DraftEvent] | None = None
+        self._reason: Reason = orchestrator_pb2.PLAIN_REASON_PREFILL
         self._off: Reason | None = orchestrator_pb2.PLAIN_REASON_DISABLED if plan.lookahead == 0 else None
         self._sent_bytes = 0
 
     def warm_up(self, tokens: TokenBuffer) -> None:
-        """Lets the worker cache the prompt while the target does the same."""
-        self.ask(tokens, 0)
-        self._pending, self._reason = None, orchestrator_pb2.PLAIN_REASON_PREFILL
+        """Lets the worker cache the prompt while the target does the same; the first round has no block."""
+        self._reason = self._off or orchestrator_pb2.PLAIN_REASON_PREFILL
+        link = None if self._off else self._bind(len(tokens))
+        if isinstance(link, DraftLink):
+            self._send(link, tokens, 0)
+            self._warming, self._pending = self._pending, None
 
     def ask(self, tokens: TokenBuffer, room: int) -> None:
         """Asks for the block at the current base length, at most `room` tokens. Never waits."""
-        self._pending, self._sent_bytes = None, 0
-        reason = self._off or self._bind(len(tokens))
-        link = self._link
-        if reason or link is None:
-            self._reason = reason or orchestrator_pb2.PLAIN_REASON_DRAFT_UNAVAILABLE
-            return
-        self._asked = min(self._plan.lookahead, room, link.max_lookahead)
-        command = self._command(tokens)
-        self._sent_bytes = command.ByteSize()
-        self._pending = link.request(command, len(tokens))
-        self._peer.known = len(tokens)
-        if room == 0:
-            self._pending, self._reason = None, orchestrator_pb2.PLAIN_REASON_LAST_TOKEN
+        self._pending, self._committed = None, tokens
+        if self._warming is not None and _came_to_nothing(self._warming):
+            self._peer.lost()
+        self._warming = None
+        link = self._off or (self._bind(len(tokens)) if room > 0 else orchestrator_pb2.PLAIN_REASON_LAST_TOKEN)
+        if isinstance(link, DraftLink):
+            self._send(link, tokens, min(self._plan.lookahead, room, link.max_lookahead))
+        else:
+            self._reason = link
 
     async def block(self, stats: RoundStats) -> Proposal:
         """The block that was asked for, or the reason for none. Waits at most the timeout."""
+        stats.wire_bytes += self._sent_bytes
+        self._sent_bytes = 0
         if self._pending is None:
             return no_block(self._reason)
         start = time.perf_counter()
         await asyncio.wait({self._pending}, timeout=self._timeout)
         stats.draft_wait_micros = micros_since(start)
-        stats.wire_bytes += self._sent_bytes
         return self._outcome(self._pending, stats)
 
     def learned(self, length: int) -> None:
@@ -117,47 +138,61 @@ class Drafting:
             self._link.sessions -= 1
             self._link = None
 
-    def _bind(self, base_length: int) -> Reason | None:
-        """Makes sure that there is a worker to ask; returns why there is none."""
-        if self._link is None or not self._link.usable:
-            self.close()
-            picked = self._pool.pick(self._plan.proposer)
+    def _bind(self, base_length: int) -> DraftLink | Reason:
+        """The worker to ask, the present one as long as it works, or why there is none."""
+        link = self._link
+        if link is None or not link.usable or not link.breaker.closed:
+            picked = self._pool.pick(self._plan.proposer, link)
+            if picked is not link:
+                self._move(picked if isinstance(picked, DraftLink) else None)
             if not isinstance(picked, DraftLink):
                 return picked
-            self._link = picked
-            self._link.sessions += 1
-            self._incarnation = 0
-        if self._link.model is not None and base_length >= self._link.model.context_length:
+            link = picked
+        if link.model is not None and base_length >= link.model.context_length:
             return self._switch_off(orchestrator_pb2.PLAIN_REASON_DRAFT_CONTEXT)
-        if not self._link.breaker.allows():
-            return orchestrator_pb2.PLAIN_REASON_DRAFT_UNAVAILABLE
-        return None
+        return link if link.breaker.allows() else orchestrator_pb2.PLAIN_REASON_DRAFT_UNAVAILABLE
 
-    def _command(self, tokens: TokenBuffer) -> DraftCommand:
-        link = self._link
-        assert link is not None
+    def _move(self, link: DraftLink | None) -> None:
+        self.close()
+        self._link, self._incarnation = link, 0
+        if link is not None:
+            link.sessions += 1
+
+    def _send(self, link: DraftLink, tokens: TokenBuffer, lookahead: int) -> None:
+        command = self._command(link, tokens, lookahead)
+        self._asked = lookahead
+        self._pending = link.request(command, len(tokens))
+        if not self._pending.cancelled():
+            self._sent_bytes += command.ByteSize()
+            self._peer.known = len(tokens)
+
+    def _command(self, link: DraftLink, tokens: TokenBuffer, lookahead: int) -> DraftCommand:
         command = DraftCommand(session_id=self._plan.session_id, epoch=self._epoch)
-        if self._incarnation != link.incarnation or self._peer.known == 0:
+        if self._incarnation != link.incarnation:
             self._incarnation = link.incarnation
             self._peer.lost()
+        if self._peer.known == 0:
             command.open.tokens = to_bytes(tokens.view())
             command.open.law.CopyFrom(to_law_spec(self._plan.law, self._plan.seed))
             command.open.proposer = self._plan.proposer
-            command.open.lookahead = self._asked
+            command.open.lookahead = lookahead
             command.open.law_top = self._plan.law_top
             command.open.coupled = self._plan.acceptance == orchestrator_pb2.ACCEPTANCE_COUPLED
             command.open.omit_law = self._plan.judged_by_token
+            command.open.prediction = to_bytes(self._plan.prediction)
         else:
             command.advance.base_length = len(tokens)
             command.advance.tokens, command.advance.prefix_hash = self._peer.suffix(tokens)
-            command.advance.lookahead = self._asked
+            command.advance.lookahead = lookahead
         return command
 
     def _outcome(self, pending: "asyncio.Future[DraftEvent]", stats: RoundStats) -> Proposal:
         if not pending.done():
-            return self._failed(orchestrator_pb2.PLAIN_REASON_DRAFT_LATE, "late")
+            # The link counts the block as discarded if it comes.
+            pending.cancel()
+            return self._failed(orchestrator_pb2.PLAIN_REASON_DRAFT_LATE)
         if pending.cancelled():
-            return self._failed(orchestrator_pb2.PLAIN_REASON_DRAFT_SATURATED, "saturated")
+            return self._failed(orchestrator_pb2.PLAIN_REASON_DRAFT_SATURATED)
         if pending.exception() is not None:
             self._peer.lost()
             return no_block(orchestrator_pb2.PLAIN_REASON_DRAFT_UNAVAILABLE)
@@ -176,34 +211,47 @@ class Drafting:
             tokens = int32s(block.tokens, "block.tokens")
             law = _NO_LAW if by_token else law_from_message(block.law)
         except ArrayError:
-            return self._failed(orchestrator_pb2.PLAIN_REASON_DRAFT_INVALID, "malformed")
+            return self._invalid("malformed")
         if len(tokens) > self._asked or not (by_token or len(law.sizes) == len(tokens)):
-            return self._failed(orchestrator_pb2.PLAIN_REASON_DRAFT_INVALID, "wrong_length")
+            return self._invalid("wrong_length")
         if ((tokens < 0) | (tokens >= vocab_size)).any():
-            return self._failed(orchestrator_pb2.PLAIN_REASON_DRAFT_INVALID, "token_outside_vocabulary")
+            return self._invalid("token_outside_vocabulary")
         noise = RoundNoise(self._plan.seed, base_length)
         # A rule that compares tokens trusts the draft in nothing: there is nothing to audit.
         if len(tokens) and not by_token and audit(tokens, law, noise, vocab_size) is not None:
-            return self._failed(orchestrator_pb2.PLAIN_REASON_DRAFT_INVALID, "audit")
+            return self._invalid("audit")
+        if not self._allowed(tokens):
+            return self._invalid("grammar")
         self._link.breaker.success()
         if not len(tokens):
             return no_block(orchestrator_pb2.PLAIN_REASON_NO_PROPOSAL)
         return Proposal(tokens, law)
 
+    def _allowed(self, tokens: Int32Array) -> bool:
+        """Whether the session's language allows the whole block."""
+        if self._grammar is None or self._committed is None:
+            return True
+        return self._grammar.legal(self._committed.view(), tokens) == len(tokens)
+
     def _refused(self, error: OutriderError) -> Proposal:
-        if error.reason in _LOST:
-            self._peer.lost()
-            return no_block(orchestrator_pb2.PLAIN_REASON_DRAFT_ERROR)
         if error.reason == types_pb2.ERROR_REASON_CONTEXT_EXCEEDED:
             return no_block(self._switch_off(orchestrator_pb2.PLAIN_REASON_DRAFT_CONTEXT))
-        if error.reason == types_pb2.ERROR_REASON_QUEUE_FULL:
-            return self._failed(orchestrator_pb2.PLAIN_REASON_DRAFT_SATURATED, "saturated")
+        # What the worker did not take, it does not know.
         self._peer.lost()
-        return self._failed(orchestrator_pb2.PLAIN_REASON_DRAFT_ERROR, "error")
+        if error.reason in _LOST:
+            return no_block(orchestrator_pb2.PLAIN_REASON_DRAFT_ERROR)
+        if error.reason == types_pb2.ERROR_REASON_QUEUE_FULL:
+            return self._failed(orchestrator_pb2.PLAIN_REASON_DRAFT_SATURATED)
+        return self._failed(orchestrator_pb2.PLAIN_REASON_DRAFT_ERROR)
 
-    def _failed(self, reason: Reason, discarded: str) -> Proposal:
-        """Counts against the worker."""
+    def _invalid(self, discarded: str) -> Proposal:
+        """A block that cannot be used: the session's state at the worker is not to be built on either."""
         self._metrics.discarded(discarded)
+        self._peer.lost()
+        return self._failed(orchestrator_pb2.PLAIN_REASON_DRAFT_INVALID)
+
+    def _failed(self, reason: Reason) -> Proposal:
+        """Counts against the worker."""
         if self._link is not None:
             self._link.breaker.failure()
         return no_block(reason)
@@ -214,3 +262,10 @@ class Drafting:
         self._metrics.speculation_disabled(PlainReason.Name(reason))
         self.close()
         return reason
+
+
+def _came_to_nothing(answer: "asyncio.Future[DraftEvent]") -> bool:
+    """Whether a command is known not to have been taken."""
+    if not answer.done():
+        return False
+    return answer.cancelled() or answer.exception() is not None or answer.result().WhichOneof("outcome") != "block"

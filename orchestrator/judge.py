@@ -9,17 +9,25 @@ import torch
 
 from orchestrator.acceptance import Outcome, accept
 from orchestrator.drafting import Proposal
+from orchestrator.logprobs import TokenLogprobs, of_logits, of_round
 from orchestrator.request import GenerationPlan
 from orchestrator.stats import RoundStats, micros_since
-from orchestrator.verifying import Rows
+from orchestrator.verifying import Rows, Verified
 from outrider.law.answer import Answer, Question, answer
 from outrider.law.noise import RoundNoise
 from outrider.law.sparse import Int32Array
+from outrider.lm.grammars import SessionGrammar
 from outrider.net.errors import OutriderError
 from outrider.v1 import types_pb2
 
 
-def decide(plan: GenerationPlan, tokens: Int32Array, proposal: Proposal, rows: Rows) -> Outcome:
+def decide(
+    plan: GenerationPlan,
+    tokens: Int32Array,
+    proposal: Proposal,
+    rows: Rows,
+    grammar: SessionGrammar | None = None,
+) -> Outcome:
     """The outcome of a round. A pure function of its arguments, and the same for dense rows and those of the rule.
 
     Args:
@@ -27,29 +35,50 @@ def decide(plan: GenerationPlan, tokens: Int32Array, proposal: Proposal, rows: R
         tokens: [base_length] int32, all committed tokens.
         proposal: the block.
         rows: what the target says about it.
+        grammar: of the session; its state is a function of the tokens.
 
     Raises OutriderError: NON_FINITE_LOGITS when a row of logits is no law, NO_PROGRESS when other rows are none.
     """
-    compact = _answer(plan, tokens, proposal, rows) if isinstance(rows, torch.Tensor) else rows
+    compact = _answer(plan, tokens, proposal, rows, grammar) if isinstance(rows, torch.Tensor) else rows
     try:
         return accept(plan.acceptance, proposal.tokens, proposal.law, compact, RoundNoise(plan.seed, len(tokens)))
     except ValueError as error:
         raise OutriderError(types_pb2.ERROR_REASON_NO_PROGRESS, f"the target's rows: {error}") from error
 
 
-def _answer(plan: GenerationPlan, tokens: Int32Array, proposal: Proposal, logits: torch.Tensor) -> Answer:
+def _answer(
+    plan: GenerationPlan,
+    tokens: Int32Array,
+    proposal: Proposal,
+    logits: torch.Tensor,
+    grammar: SessionGrammar | None,
+) -> Answer:
     """What the target would have made of its logits [lookahead + 1, vocab_size]."""
+    path = np.concatenate([tokens, proposal.tokens])
     question = Question(
         plan.law,
         RoundNoise(plan.seed, len(tokens)),
-        np.concatenate([tokens, proposal.tokens]),
+        path,
         None if plan.judged_by_token else (proposal.law.sizes, proposal.law.token_ids),
+        grammar.masks(path, len(tokens)) if grammar is not None else None,
     )
     (made,) = answer([(logits, question)], logits.shape[1])
     if made is None:
-        message = f"the target returned NaN or infinite logits after {len(tokens)} tokens"
+        message = f"after {len(tokens)} tokens the target's logits are no law: NaN, infinite, or nothing left to draw"
         raise OutriderError(types_pb2.ERROR_REASON_NON_FINITE_LOGITS, message)
     return made
+
+
+def logprobs_of(plan: GenerationPlan, proposal: Proposal, outcome: Outcome, verified: Verified) -> list[TokenLogprobs]:
+    """What the model thought of each token of a round; nothing where the plan does not ask."""
+    if plan.logprobs is None:
+        return []
+    tokens = np.append(proposal.tokens[: outcome.accepted], np.int32(outcome.token))
+    if isinstance(verified.rows, torch.Tensor):
+        return of_logits(tokens, verified.rows, plan.logprobs)
+    if verified.logprobs is None:
+        raise ValueError("the answer lacks the log probabilities that the plan asks for")
+    return of_round(tokens, proposal.law, verified.logprobs)
 
 
 class Judge:
@@ -59,18 +88,35 @@ class Judge:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="judge")
 
     async def outcome(
-        self, plan: GenerationPlan, tokens: Int32Array, proposal: Proposal, rows: Rows, stats: RoundStats
-    ) -> Outcome:
-        """`decide`, with its time in the statistics."""
+        self,
+        plan: GenerationPlan,
+        tokens: Int32Array,
+        proposal: Proposal,
+        verified: Verified,
+        stats: RoundStats,
+        grammar: SessionGrammar | None = None,
+    ) -> tuple[Outcome, list[TokenLogprobs]]:
+        """`decide` and `logprobs_of`, with their time in the statistics."""
         start = time.perf_counter()
-        if isinstance(rows, torch.Tensor):
+        if isinstance(verified.rows, torch.Tensor):
             loop = asyncio.get_running_loop()
-            outcome = await loop.run_in_executor(self._thread, decide, plan, tokens, proposal, rows)
+            judged = await loop.run_in_executor(self._thread, _judge, plan, tokens, proposal, verified, grammar)
         else:
-            outcome = decide(plan, tokens, proposal, rows)
+            judged = _judge(plan, tokens, proposal, verified, grammar)
         stats.accept_micros = micros_since(start)
-        return outcome
+        return judged
 
     def close(self) -> None:
         """Ends the thread."""
         self._thread.shutdown(wait=False, cancel_futures=True)
+
+
+def _judge(
+    plan: GenerationPlan,
+    tokens: Int32Array,
+    proposal: Proposal,
+    verified: Verified,
+    grammar: SessionGrammar | None,
+) -> tuple[Outcome, list[TokenLogprobs]]:
+    outcome = decide(plan, tokens, proposal, verified.rows, grammar)
+    return outcome, logprobs_of(plan, proposal, outcome, verified)

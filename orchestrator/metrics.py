@@ -25,7 +25,7 @@ class Metrics:
         )
         self._emitted = meter.create_counter("outrider.emitted_tokens", "{token}", "Committed tokens")
         self._discarded = meter.create_counter(
-            "outrider.draft_discarded", "{block}", "Blocks or events that were not verified, by reason"
+            "outrider.draft_discarded", "{block}", "Blocks that came and were not verified, by reason"
         )
         self._disabled = meter.create_counter(
             "outrider.speculation_disabled", "{session}", "Sessions that lost speculation for good, by reason"
@@ -44,7 +44,7 @@ class Metrics:
         self._emitted.add(emitted)
 
     def discarded(self, reason: str) -> None:
-        """A block or event that came to nothing."""
+        """A block that came and was not verified: stale, late, malformed, wrong_length or audit."""
         self._discarded.add(1, {"reason": reason})
 
     def speculation_disabled(self, reason: str) -> None:

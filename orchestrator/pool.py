@@ -66,12 +66,17 @@ class DraftPool:
     def __init__(self) -> None:
         self.links: Sequence[DraftLink] = ()
 
-    def pick(self, proposer: "Proposer.ValueType") -> "DraftLink | PlainReason.ValueType":
-        """The usable worker with the fewest sessions that offers the proposer, or why there is none."""
+    def pick(
+        self, proposer: "Proposer.ValueType", present: DraftLink | None = None
+    ) -> "DraftLink | PlainReason.ValueType":
+        """The usable worker with the fewest sessions that offers the proposer, or why there is none.
+
+        Workers whose breaker is open come last; among equals the present one stays.
+        """
         offering = [link for link in self.links if link.usable and _offers(link, proposer)]
         willing = [link for link in offering if link.breaker.closed] or offering
         if willing:
-            return min(willing, key=lambda link: link.sessions)
+            return min(willing, key=lambda link: (link is not present, link.sessions))
         if any("vocabulary" in link.reason for link in self.links):
             return orchestrator_pb2.PLAIN_REASON_VOCAB_MISMATCH
         return orchestrator_pb2.PLAIN_REASON_DRAFT_UNAVAILABLE

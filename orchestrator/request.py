@@ -7,14 +7,18 @@ from dataclasses import dataclass, replace
 from string import ascii_letters, digits
 from typing import NamedTuple
 
+import numpy as np
 from transformers import PreTrainedTokenizerBase
 
 from orchestrator.text.prompt import encode_utf8, prompt_tokens
 from orchestrator.text.stopping import StopRules
+from outrider.law.language import KINDS, Language, from_grammar
+from outrider.law.logprobs import MAX_LOGPROBS
 from outrider.law.params import GREEDY_TEMPERATURE, LawParams, ParamError, check, from_sampling
 from outrider.law.sparse import Int32Array
+from outrider.lm.grammars import SessionGrammars
 from outrider.net.errors import OutriderError, invalid_field
-from outrider.v1 import orchestrator_pb2, target_pb2
+from outrider.v1 import draft_pb2, orchestrator_pb2, target_pb2
 from outrider.v1.draft_pb2 import Proposer
 from outrider.v1.orchestrator_pb2 import Acceptance
 from outrider.v1.target_pb2 import RowFormat
@@ -24,6 +28,8 @@ MAX_STOP_STRINGS = 16
 MAX_STOP_STRING_BYTES = 1024
 MAX_STOP_TOKEN_IDS = 16
 MAX_LAW_TOP = 65_536
+MAX_PREDICTION_BYTES = 256 * 1024
+MAX_PREDICTION_TOKENS = 65_536
 # 71 bits: short on the wire, where the id travels four times a round, beyond guessing, never the same twice.
 _ID_LENGTH, _ID_LETTERS = 12, ascii_letters + digits
 _SESSION_ID = re.compile(r"[A-Za-z0-9._-]{1,128}")
@@ -63,6 +69,9 @@ class GenerationPlan:
         proposer: unspecified leaves it to the draft worker.
         row_format: what the target returns; never unspecified, and one that the acceptance rule can use.
         law_top: most entries that a row of the draft law keeps; 0 leaves it to the draft worker.
+        prediction: [n] int32, what the client expects to be generated; empty when it did not say.
+        logprobs: how many of the likeliest tokens to tell beside each token and its log probability; None for no log
+            probability at all.
     """
 
     session_id: str
@@ -75,6 +84,8 @@ class GenerationPlan:
     proposer: "Proposer.ValueType"
     row_format: "RowFormat.ValueType"
     law_top: int
+    prediction: Int32Array
+    logprobs: int | None
 
     @property
     def judged_by_token(self) -> bool:
@@ -96,16 +107,22 @@ _BY_TOKEN = {orchestrator_pb2.ACCEPTANCE_GREEDY, orchestrator_pb2.ACCEPTANCE_COU
 
 
 def plan_request(
-    request: orchestrator_pb2.GenerateRequest, tokenizer: PreTrainedTokenizerBase, limits: ServingLimits
+    request: orchestrator_pb2.GenerateRequest,
+    tokenizer: PreTrainedTokenizerBase,
+    limits: ServingLimits,
+    grammars: SessionGrammars | None = None,
 ) -> GenerationPlan:
     """Validates a request and fills in every default.
 
+    `grammars` compiles the request's grammar and keeps it for the session; without them one is made for this request.
     Raises OutriderError(INVALID_FIELD) naming field and limit. What is cheap to check comes before the prompt is
     tokenised; tokenising megabytes of text takes seconds: call this off the event loop when the prompt is long.
     """
     session_id = _session_id(request.session_id)
     law = _law(request, tokenizer, limits)
     speculation = _speculation(request, law, limits)
+    logprobs = _logprobs(request)
+    _check_grammar(law, grammars or SessionGrammars(tokenizer, limits.vocab_size))
     _check_stop_strings(request.stop)
     room = limits.context_length - 1
     if len(request.token_ids.ids) > room:
@@ -125,16 +142,23 @@ def plan_request(
             strings=tuple(request.stop.strings),
             token_ids=frozenset(law.stop_token_ids),
         ),
+        prediction=_prediction_tokens(request.speculation.prediction, tokenizer),
+        logprobs=logprobs,
         **speculation._asdict(),
     )
+
+
+def check_session_id(session_id: str) -> str:
+    """The id itself. Raises OutriderError(INVALID_FIELD) when it cannot be one."""
+    if not _SESSION_ID.fullmatch(session_id):
+        raise invalid_field(f"session_id is {session_id[:32]!r}, must be 1 to 128 characters of [A-Za-z0-9._-]")
+    return session_id
 
 
 def _session_id(wanted: str) -> str:
     if not wanted:
         return "".join(secrets.choice(_ID_LETTERS) for _ in range(_ID_LENGTH))
-    if not _SESSION_ID.fullmatch(wanted):
-        raise invalid_field(f"session_id is {wanted[:32]!r}, must be 1 to 128 characters of [A-Za-z0-9._-]")
-    return wanted
+    return check_session_id(wanted)
 
 
 def _law(
@@ -145,12 +169,31 @@ def _law(
         from_sampling(request.sampling),
         stop_token_ids=_stop_token_ids(request.stop, tokenizer, limits),
         min_tokens=request.stop.min_tokens,
+        grammar=_grammar(request),
     )
     try:
         check(law, limits.vocab_size)
     except ParamError as error:
         raise invalid_field(str(error)) from None
     return law
+
+
+def _grammar(request: orchestrator_pb2.GenerateRequest) -> Language | None:
+    language = from_grammar(request.grammar)
+    if language is None and request.HasField("grammar"):
+        raise invalid_field(f"grammar names no language: one of {', '.join(KINDS)} is required")
+    return language
+
+
+def _check_grammar(law: LawParams, grammars: SessionGrammars) -> None:
+    """Compiles the grammar. The output ends where it is a member, and in no other way."""
+    if law.grammar is None:
+        return
+    if law.min_tokens:
+        raise invalid_field(f"stop.min_tokens is {law.min_tokens}, must be 0 with a grammar, which says where to end")
+    if not law.stop_token_ids:
+        raise invalid_field("grammar needs a token that ends the output: an end-of-sequence token or stop.token_ids")
+    grammars.open(law)
 
 
 def _stop_token_ids(
@@ -195,18 +238,46 @@ def _max_tokens(stop: orchestrator_pb2.StopConditions, room: int) -> int:
     return max_tokens
 
 
+def _logprobs(request: orchestrator_pb2.GenerateRequest) -> int | None:
+    if request.HasField("logprobs") and request.logprobs > MAX_LOGPROBS:
+        raise invalid_field(f"logprobs is {request.logprobs}, must be in [0, {MAX_LOGPROBS}]")
+    return request.logprobs if request.HasField("logprobs") else None
+
+
 def _speculation(request: orchestrator_pb2.GenerateRequest, law: LawParams, limits: ServingLimits) -> _Speculation:
     wanted = request.speculation
     lookahead = wanted.lookahead if wanted.HasField("lookahead") else limits.default_lookahead
     if lookahead > limits.max_lookahead:
         raise invalid_field(f"speculation.lookahead is {lookahead}, must be in [0, {limits.max_lookahead}]")
-    if wanted.proposer not in Proposer.values():
-        raise invalid_field(f"speculation.proposer is {wanted.proposer}, which is no proposer")
     if wanted.law_top > MAX_LAW_TOP:
         raise invalid_field(f"speculation.law_top is {wanted.law_top}, must be in [0, {MAX_LAW_TOP}]")
+    proposer = _proposer(wanted)
     acceptance = _acceptance(wanted.acceptance, law, seeded=request.HasField("seed"))
     row_format = _row_format(wanted.row_format, acceptance)
-    return _Speculation(lookahead, acceptance, wanted.proposer, row_format, wanted.law_top)
+    return _Speculation(lookahead, acceptance, proposer, row_format, wanted.law_top)
+
+
+def _proposer(wanted: orchestrator_pb2.Speculation) -> "Proposer.ValueType":
+    if wanted.proposer not in Proposer.values():
+        raise invalid_field(f"speculation.proposer is {wanted.proposer}, which is no proposer")
+    predicts = wanted.proposer == draft_pb2.PROPOSER_PREDICTION
+    if not wanted.prediction:
+        if predicts:
+            raise invalid_field("speculation.prediction is empty, which speculation.proposer prediction copies from")
+        return wanted.proposer
+    if wanted.proposer and not predicts:
+        name = Proposer.Name(wanted.proposer).removeprefix("PROPOSER_").lower()
+        raise invalid_field(f"speculation.proposer is {name}, speculation.prediction needs prediction")
+    size = len(encode_utf8("speculation.prediction", wanted.prediction))
+    if size > MAX_PREDICTION_BYTES:
+        raise invalid_field(f"speculation.prediction has {size} bytes of UTF-8, limit {MAX_PREDICTION_BYTES}")
+    return draft_pb2.PROPOSER_PREDICTION
+
+
+def _prediction_tokens(text: str, tokenizer: PreTrainedTokenizerBase) -> Int32Array:
+    """The first tokens of the prediction, as they would follow a prompt."""
+    ids = tokenizer(text, add_special_tokens=False).input_ids if text else []
+    return np.array(ids[:MAX_PREDICTION_TOKENS], dtype=np.int32)
 
 
 def _acceptance(wanted: "Acceptance.ValueType", law: LawParams, *, seeded: bool) -> "Acceptance.ValueType":

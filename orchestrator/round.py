@@ -1,11 +1,14 @@
 """One round of one session: draft, verify, accept, commit, emit. The table of contents of the system."""
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 
 from orchestrator.acceptance import Outcome
 from orchestrator.drafting import Proposal
 from orchestrator.judge import Judge
+from orchestrator.logprobs import TokenLogprobs
 from orchestrator.metrics import Metrics
 from orchestrator.session import Session
 from orchestrator.stats import RoundStats, micros_since
@@ -32,9 +35,11 @@ async def run_round(session: Session, services: Services) -> tuple[Emission, Rou
     stats = RoundStats(session.base_length)
 
     proposal = await session.drafting.block(stats)  # draft
-    rows = await session.verifying.rows(session.tokens, proposal, stats)  # verify
-    outcome = await services.judge.outcome(session.plan, session.tokens.view(), proposal, rows, stats)  # accept
-    kept = session.output.keep(round_tokens(proposal, outcome))
+    proposal, verified = await session.verifying.rows(session.tokens, proposal, stats)  # verify
+    plan, tokens, grammar = session.plan, session.tokens.view(), session.grammar
+    outcome, logprobs = await services.judge.outcome(plan, tokens, proposal, verified, stats, grammar)  # accept
+    kept = session.output.keep(round_tokens(proposal, outcome, logprobs))
+    session.check(kept)
     await commit(session, kept, services.store, stats)
 
     record(proposal, outcome, stats)
@@ -43,10 +48,12 @@ async def run_round(session: Session, services: Services) -> tuple[Emission, Rou
     return session.output.emit(kept), stats  # emit
 
 
-def round_tokens(proposal: Proposal, outcome: Outcome) -> list[RoundToken]:
-    """The round's tokens in order: accepted ones, then the one that the target drew."""
-    accepted = [RoundToken(int(token), TOKEN_ORIGIN_ACCEPTED) for token in proposal.tokens[: outcome.accepted]]
-    return [*accepted, RoundToken(outcome.token, outcome.origin)]
+def round_tokens(proposal: Proposal, outcome: Outcome, logprobs: Sequence[TokenLogprobs] = ()) -> list[RoundToken]:
+    """The round's tokens in order: accepted ones, then the one that the target drew; with the log probability of each,
+    or of none."""
+    tokens = [(int(token), TOKEN_ORIGIN_ACCEPTED) for token in proposal.tokens[: outcome.accepted]]
+    tokens.append((outcome.token, outcome.origin))
+    return [RoundToken(token, origin, each) for (token, origin), each in zip_longest(tokens, logprobs)]
 
 
 async def commit(session: Session, kept: Kept, store: SessionStore, stats: RoundStats) -> None:

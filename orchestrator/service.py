@@ -1,20 +1,17 @@
-"""The public gRPC service: admission, the stream of one generation, and its end, whichever way it comes."""
+"""The public gRPC service: what each call answers, and how it ends, whichever way that comes."""
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 
 import grpc
 from google.protobuf.timestamp_pb2 import Timestamp
 
 from orchestrator.core import Orchestrator
+from orchestrator.generation import GenerationCall
 from orchestrator.pool import worker_statuses
-from orchestrator.round import run_round
-from orchestrator.session import Session
-from orchestrator.stats import RoundStats
+from orchestrator.request import check_session_id
+from orchestrator.running import Running, being_cancelled, interrupted
 from orchestrator.store.base import FINISHED
-from orchestrator.text.output import Emission
 from outrider import __version__
 from outrider.net.arrays import to_bytes
 from outrider.net.errors import OutriderError, abort
@@ -22,15 +19,12 @@ from outrider.v1 import orchestrator_pb2, orchestrator_pb2_grpc, types_pb2
 from outrider.v1.orchestrator_pb2 import (
     CancelSessionRequest,
     CancelSessionResponse,
-    Finish,
     GenerateRequest,
     GenerateResponse,
     GetSessionRequest,
     GetSessionResponse,
     OrchestratorServiceGetInfoRequest,
     OrchestratorServiceGetInfoResponse,
-    Started,
-    Token,
 )
 
 log = logging.getLogger(__name__)
@@ -43,23 +37,36 @@ class OrchestratorServicer(orchestrator_pb2_grpc.OrchestratorServiceServicer):
 
     def __init__(self, orchestrator: Orchestrator) -> None:
         self._orchestrator = orchestrator
-        self._running: dict[str, asyncio.Task[None]] = {}
-        self._cancelled: set[str] = set()
+        self._draining = False
+        self.running = Running()
+
+    async def drain(self, grace: float) -> None:
+        """Refuses new generations, lets running ones finish for `grace` seconds, and ends the rest with DRAINING."""
+        self._draining = True
+        try:
+            async with asyncio.timeout(grace):
+                await self.running.wait_idle()
+        except TimeoutError:
+            log.warning("%d generations were still running after %g s of grace", len(self.running), grace)
+            self.running.stop_all(_draining())
 
     async def Generate(  # type: ignore[override]
         self, request: GenerateRequest, context: "grpc.aio.ServicerContext[GenerateRequest, GenerateResponse]"
     ) -> None:
-        """Streams one generation."""
+        """Streams one generation, or n of them."""
         try:
-            async with self._admitted(request) as session:
-                work = asyncio.create_task(self._stream(session, context))
-                self._running[session.plan.session_id] = work
-                await self._outcome_of(work, session.plan.session_id)
+            if self._draining:
+                raise _draining()
+            await GenerationCall(self._orchestrator, self.running, context.write).run(request)
         except OutriderError as error:
             await abort(context, error)  # type: ignore[arg-type]
-        except Exception as error:
-            if isinstance(error, grpc.aio.BaseError):
+        except asyncio.CancelledError:
+            if being_cancelled():
                 raise
+            await abort(context, interrupted())  # type: ignore[arg-type]
+        except grpc.aio.BaseError:
+            raise
+        except Exception:
             log.exception("a generation failed")
             failure = OutriderError(types_pb2.ERROR_REASON_ENGINE_FAILED, "the orchestrator failed, see its log")
             await abort(context, failure)  # type: ignore[arg-type]
@@ -69,7 +76,7 @@ class OrchestratorServicer(orchestrator_pb2_grpc.OrchestratorServiceServicer):
     ) -> GetSessionResponse:
         """The committed state of a session."""
         try:
-            record = await self._orchestrator.store.load(request.session_id)
+            record = await self._orchestrator.store.load(check_session_id(request.session_id))
             if record is None:
                 raise _unknown(request.session_id)
         except OutriderError as error:
@@ -92,14 +99,12 @@ class OrchestratorServicer(orchestrator_pb2_grpc.OrchestratorServiceServicer):
     ) -> CancelSessionResponse:
         """Ends a session, whichever replica runs it: its next commit is refused."""
         try:
-            if not await self._orchestrator.store.request_cancel(request.session_id):
+            if not await self._orchestrator.store.request_cancel(check_session_id(request.session_id)):
                 raise _unknown(request.session_id)
         except OutriderError as error:
             await abort(context, error)
-        task = self._running.get(request.session_id)
-        if task is not None:
-            self._cancelled.add(request.session_id)
-            task.cancel()
+        message = f"session {request.session_id} was cancelled"
+        self.running.stop(request.session_id, OutriderError(types_pb2.ERROR_REASON_SESSION_CANCELLED, message))
         return CancelSessionResponse()
 
     async def GetInfo(
@@ -114,68 +119,13 @@ class OrchestratorServicer(orchestrator_pb2_grpc.OrchestratorServiceServicer):
             max_lookahead=self._orchestrator.config.max_lookahead,
             default_lookahead=self._orchestrator.config.lookahead,
             workers=worker_statuses([*pools.targets.links, *pools.drafts.links]),
-            running_sessions=len(self._running),
+            running_sessions=len(self.running),
         )
 
-    @asynccontextmanager
-    async def _admitted(self, request: GenerateRequest) -> AsyncIterator[Session]:
-        """Validates, stores and registers a session; frees it in every service at the end, whatever the end is."""
-        limit = self._orchestrator.config.max_sessions
-        if self._orchestrator.sessions >= limit:
-            message = f"{limit} generations are running, the limit of this orchestrator"
-            raise OutriderError(types_pb2.ERROR_REASON_QUEUE_FULL, message, retry_after=1.0)
-        async with self._orchestrator.session(request) as session:
-            try:
-                yield session
-            finally:
-                self._running.pop(session.plan.session_id, None)
-                self._cancelled.discard(session.plan.session_id)
 
-    async def _outcome_of(self, work: "asyncio.Task[None]", session_id: str) -> None:
-        """Waits for the stream. A cancellation that does not come from the client becomes a status: a handler that ends
-        with CancelledError would leave the client hanging."""
-        try:
-            await work
-        except asyncio.CancelledError:
-            task = asyncio.current_task()
-            if task is not None and task.cancelling():
-                raise
-            if session_id in self._cancelled:
-                raise OutriderError(types_pb2.ERROR_REASON_SESSION_CANCELLED, "the session was cancelled") from None
-            raise OutriderError(types_pb2.ERROR_REASON_DRAINING, "the orchestrator stopped this generation") from None
-        finally:
-            work.cancel()
-
-    async def _stream(
-        self, session: Session, context: "grpc.aio.ServicerContext[GenerateRequest, GenerateResponse]"
-    ) -> None:
-        plan = session.plan
-        started = Started(
-            session_id=plan.session_id,
-            prompt_tokens=len(plan.prompt),
-            seed=plan.seed,
-            acceptance=plan.acceptance,
-        )
-        await context.write(GenerateResponse(started=started))
-        finished = False
-        while not finished:
-            emission, stats = await run_round(session, self._orchestrator.services)
-            await context.write(_response(session, emission, stats))
-            finished = emission.finish is not None
-
-
-def _response(session: Session, emission: Emission, stats: RoundStats) -> GenerateResponse:
-    response = GenerateResponse(
-        tokens=[Token(id=token.id, text=token.text, origin=token.origin) for token in emission.tokens],
-        round=stats.message(),
-    )
-    if emission.finish is not None:
-        usage = session.output.usage(session.rounds)
-        response.finish.CopyFrom(
-            Finish(reason=emission.finish.reason, matched_stop=emission.finish.matched_stop, usage=usage)
-        )
-    return response
+def _draining() -> OutriderError:
+    return OutriderError(types_pb2.ERROR_REASON_DRAINING, "the orchestrator is shutting down")
 
 
 def _unknown(session_id: str) -> OutriderError:
-    return OutriderError(types_pb2.ERROR_REASON_SESSION_NOT_FOUND, f"session {session_id!r} is unknown or expired")
+    return OutriderError(types_pb2.ERROR_REASON_SESSION_NOT_FOUND, f"session {session_id} is unknown or expired")

@@ -5,6 +5,9 @@ from orchestrator.prefix import TokenBuffer
 from orchestrator.request import GenerationPlan
 from orchestrator.text.output import Kept, Output
 from orchestrator.verifying import Verifying
+from outrider.lm.grammars import SessionGrammar
+from outrider.net.errors import OutriderError
+from outrider.v1 import types_pb2
 
 
 class Session:
@@ -15,11 +18,18 @@ class Session:
         epoch: of this owner.
         tokens: prompt and committed tokens; its length is the base length of the next round.
         output: which tokens become text.
+        grammar: where the output stands in its language; None without one.
         rounds: rounds run.
     """
 
     def __init__(
-        self, plan: GenerationPlan, epoch: int, output: Output, drafting: Drafting, verifying: Verifying
+        self,
+        plan: GenerationPlan,
+        epoch: int,
+        output: Output,
+        drafting: Drafting,
+        verifying: Verifying,
+        grammar: SessionGrammar | None = None,
     ) -> None:
         self.plan = plan
         self.epoch = epoch
@@ -27,6 +37,7 @@ class Session:
         self.output = output
         self.drafting = drafting
         self.verifying = verifying
+        self.grammar = grammar
         self.rounds = 0
 
     def begin(self) -> None:
@@ -38,6 +49,13 @@ class Session:
         """Number of committed tokens."""
         return len(self.tokens)
 
+    def check(self, kept: Kept) -> None:
+        """Raises OutriderError NO_PROGRESS when the language does not allow what the round came to."""
+        if self.grammar is None or self.grammar.legal(self.tokens.view(), kept.tokens) == len(kept.tokens):
+            return
+        message = f"the target's answer after {self.base_length} tokens is outside the grammar"
+        raise OutriderError(types_pb2.ERROR_REASON_NO_PROGRESS, message)
+
     def committed(self, kept: Kept, accepted: int) -> None:
         """Moves the base length, and asks for the next block while the client still reads this one."""
         agreed = self.base_length + min(accepted, len(kept.tokens))
@@ -47,7 +65,7 @@ class Session:
         if accepted:
             self.drafting.learned(min(agreed, self.base_length - 1))
         if kept.finish is None:
-            self.drafting.ask(self.tokens, self._room())
+            self.drafting.ask(self.tokens, min(self._room(), self.verifying.longest_block))
 
     def _room(self) -> int:
         """Longest block that makes sense: a round gives one token more than its block holds."""

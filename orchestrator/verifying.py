@@ -15,12 +15,14 @@ from orchestrator.pool import TargetPool
 from orchestrator.prefix import PeerPrefix, TokenBuffer
 from orchestrator.request import GenerationPlan
 from orchestrator.stats import RoundStats, micros_since
+from outrider.law.logprobs import LogprobRows
 from outrider.law.params import to_law_spec
 from outrider.law.rows import SupportRows
 from outrider.law.sparse import Int32Array
 from outrider.net.arrays import (
     ArrayError,
     logits_from_message,
+    logprobs_from_message,
     sample_from_message,
     support_from_message,
     to_bytes,
@@ -42,14 +44,36 @@ _FIELDS = {
     target_pb2.ROW_FORMAT_SAMPLE: "sample",
 }
 _LOST = {types_pb2.ERROR_REASON_SESSION_NOT_FOUND, types_pb2.ERROR_REASON_PREFIX_MISMATCH}
+# What ends a session as it is. Anything else that a target says is about our messages, not about the client's.
+_FINAL = {
+    types_pb2.ERROR_REASON_NON_FINITE_LOGITS,
+    types_pb2.ERROR_REASON_CONTEXT_EXCEEDED,
+    types_pb2.ERROR_REASON_STALE_EPOCH,
+    types_pb2.ERROR_REASON_NO_PROGRESS,
+}
 # A worker that misses a prefix that the same message carried is broken.
 _MAX_LOST = 3
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.05, 2.0
+# The wire's limit on a block.
+_NO_LIMIT = 64
 
 
 # What the target says about a block: dense logits [lookahead + 1, vocab_size] float32, SupportRows, or its own tokens
 # [lookahead + 1] int32.
 Rows: TypeAlias = torch.Tensor | SupportRows | Int32Array
+
+
+@dataclass(frozen=True)
+class Verified:
+    """The target's answer.
+
+    Attributes:
+        rows: about the block, in the plan's format.
+        logprobs: of the rows, where the plan asks for them and the format is not LOGITS, which holds them.
+    """
+
+    rows: Rows
+    logprobs: LogprobRows | None = None
 
 
 @dataclass
@@ -93,25 +117,28 @@ class Verifying:
         self._incarnation = 0
         self._peer = PeerPrefix()
 
-    async def rows(self, tokens: TokenBuffer, proposal: Proposal, stats: RoundStats) -> Rows:
-        """The target's rows for the positions after `tokens`, in the plan's format.
+    async def rows(self, tokens: TokenBuffer, proposal: Proposal, stats: RoundStats) -> tuple[Proposal, Verified]:
+        """The block as it was verified, and the target's answer to it.
 
-        Moves to another worker and re-sends the prefix as needed. Raises OutriderError when no worker answered within
-        the fail-over timeout, or with the item's own reason (NON_FINITE_LOGITS, STALE_EPOCH, ...).
+        The block is cut when the worker takes only shorter ones. Moves to another worker and re-sends the prefix as
+        needed. Raises OutriderError: when no worker answered within the fail-over timeout; NO_PROGRESS when
+        one answered nonsense; or with the item's own reason (NON_FINITE_LOGITS, STALE_EPOCH, ...).
         """
         patience = _Patience(asyncio.get_running_loop().time() + self._failover_timeout)
         start = time.perf_counter()
         while True:
             try:
-                result = await self._attempt(tokens, proposal, stats, patience)
-                rows = self._parse(result, proposal)
+                answer = await self._attempt(tokens, proposal, stats, patience)
             except OutriderError as error:
                 await self._recover(error, patience)
-            except ArrayError as error:
-                raise OutriderError(types_pb2.ERROR_REASON_NO_PROGRESS, f"the target's answer: {error}") from error
             else:
                 stats.verify_micros = micros_since(start)
-                return rows
+                return answer
+
+    @property
+    def longest_block(self) -> int:
+        """Most draft tokens that make sense; more than 0."""
+        return max(1, self._link.max_lookahead) if self._link is not None else _NO_LIMIT
 
     def learned(self, length: int) -> None:
         """The worker holds the committed tokens up to `length`."""
@@ -126,8 +153,9 @@ class Verifying:
 
     async def _attempt(
         self, tokens: TokenBuffer, proposal: Proposal, stats: RoundStats, patience: _Patience
-    ) -> VerifyResult:
+    ) -> tuple[Proposal, Verified]:
         link = await self._bound(patience)
+        proposal = proposal.head(min(len(proposal.tokens), link.max_lookahead))
         item = self._item(tokens, proposal)
         result = await link.verify(item)
         stats.wire_bytes += item.ByteSize() + result.ByteSize()
@@ -135,7 +163,7 @@ class Verifying:
         stats.verify_forward_micros += result.timing.forward_micros
         if result.status.code:
             raise from_status(result.status)
-        return result
+        return proposal, self._verified(result, proposal)
 
     async def _bound(self, patience: _Patience) -> TargetLink:
         if self._link is not None and not self._link.usable:
@@ -163,13 +191,20 @@ class Verifying:
         if self._plan.row_format == target_pb2.ROW_FORMAT_SUPPORT:
             item.support_sizes = to_bytes(proposal.law.sizes)
             item.support_ids = to_bytes(proposal.law.token_ids)
+        if self._plan.logprobs is not None:
+            item.logprobs = self._plan.logprobs
         opens = len(prefix_tokens) == len(tokens) * np.dtype(np.int32).itemsize
         if opens and self._plan.row_format != target_pb2.ROW_FORMAT_LOGITS:
             item.law.CopyFrom(to_law_spec(self._plan.law, self._plan.seed))
         return item
 
-    def _parse(self, result: VerifyResult, proposal: Proposal) -> Rows:
-        """Raises ArrayError when the answer is not what was asked for."""
+    def _verified(self, result: VerifyResult, proposal: Proposal) -> Verified:
+        try:
+            return Verified(self._rows(result, proposal), self._logprobs(result, proposal))
+        except ArrayError as error:
+            raise _no_progress(f"the target's answer: {error}") from error
+
+    def _rows(self, result: VerifyResult, proposal: Proposal) -> Rows:
         lookahead, row_format = len(proposal.tokens), self._plan.row_format
         if result.WhichOneof("rows") != _FIELDS[row_format]:
             raise ArrayError(f"rows hold {result.WhichOneof('rows')}, asked for {_FIELDS[row_format]}")
@@ -178,7 +213,19 @@ class Verifying:
             return support_from_message(result.support, entries, lookahead, self._vocab_size)
         if row_format == target_pb2.ROW_FORMAT_SAMPLE:
             return sample_from_message(result.sample, lookahead, self._vocab_size)
-        return logits_from_message(result.logits, lookahead + 1)
+        logits = logits_from_message(result.logits, lookahead + 1)
+        if logits.shape[1] != self._vocab_size:
+            raise ArrayError(f"rows of {logits.shape[1]} logits for {self._vocab_size} tokens")
+        return logits
+
+    def _logprobs(self, result: VerifyResult, proposal: Proposal) -> LogprobRows | None:
+        """Raises ArrayError when the answer is not what was asked for."""
+        if self._plan.logprobs is None or self._plan.row_format == target_pb2.ROW_FORMAT_LOGITS:
+            return None
+        entries = len(proposal.law.token_ids) if self._plan.row_format == target_pb2.ROW_FORMAT_SUPPORT else 0
+        return logprobs_from_message(
+            result.logprobs, entries, len(proposal.tokens), self._plan.logprobs, self._vocab_size
+        )
 
     async def _recover(self, error: OutriderError, patience: _Patience) -> None:
         """Prepares the next attempt, or raises the error when there is none to make."""
@@ -187,7 +234,9 @@ class Verifying:
             self._metrics.prefix_resent()
             self._peer.lost()
             return
-        if error.reason not in _TRANSIENT or patience.left() <= 0:
+        if error.reason not in _TRANSIENT:
+            raise error if error.reason in _FINAL else _no_progress(f"the target refused its work: {error.message}")
+        if patience.left() <= 0:
             raise error
         if error.reason != types_pb2.ERROR_REASON_QUEUE_FULL:
             self._avoid = self._link
@@ -200,3 +249,7 @@ class Verifying:
         if self._link is not None:
             self._link.sessions -= 1
             self._link = None
+
+
+def _no_progress(message: str) -> OutriderError:
+    return OutriderError(types_pb2.ERROR_REASON_NO_PROGRESS, message)

@@ -8,6 +8,8 @@ from typing import Literal, TypeAlias
 import numpy as np
 import torch
 
+from outrider.law.logprobs import MAX_LOGPROBS, LogprobRows
+from outrider.law.masking import Words
 from outrider.law.params import ParamError, SeededLaw, check, from_law_spec
 from outrider.law.rows import SupportRows
 from outrider.law.sparse import Int32Array
@@ -24,6 +26,19 @@ MAX_LAW_ENTRIES = 65_536
 Rows: TypeAlias = torch.Tensor | SupportRows | Int32Array
 
 
+@dataclass(frozen=True)
+class Scored:
+    """A verified block.
+
+    Attributes:
+        rows: in the format asked for.
+        logprobs: where the item asks for them and the format is not LOGITS.
+    """
+
+    rows: Rows
+    logprobs: LogprobRows | None = None
+
+
 _FORMATS = {target_pb2.ROW_FORMAT_LOGITS, target_pb2.ROW_FORMAT_SUPPORT, target_pb2.ROW_FORMAT_SAMPLE}
 
 
@@ -37,10 +52,12 @@ class Job:
         row_format: what to return.
         law: of the session, where this job opens it for a format that needs one.
         support: (sizes, token ids) of the draft law where the format is SUPPORT; None otherwise.
+        logprobs: how many of the likeliest tokens' log probabilities to return; None for no log probability at all.
         on_done: called on the event loop once the outcome is there.
         number: order of arrival in the engine thread.
         work: its positions; None before it began.
         outcome: the rows, or why there are none.
+        masks: the tokens that the session's language allows, a row per row; None without one.
     """
 
     session_id: str
@@ -52,11 +69,13 @@ class Job:
     row_format: target_pb2.RowFormat.ValueType
     law: SeededLaw | None
     support: tuple[Int32Array, Int32Array] | None
+    logprobs: int | None
     on_done: Callable[[], None]
     arrived_at: float = field(default_factory=time.monotonic)
     number: int = 0
     work: Work | None = None
-    outcome: Rows | OutriderError | None = None
+    outcome: Scored | OutriderError | None = None
+    masks: Words | None = None
 
     @property
     def opens(self) -> bool:
@@ -96,6 +115,7 @@ def parse_item(item: target_pb2.VerifyItem, info: EngineInfo, max_lookahead: int
         item.row_format,
         _law(item, len(prefix), info.vocab_size),
         _support(item, len(draft), info.vocab_size),
+        _logprobs(item),
         on_done,
     )
 
@@ -112,6 +132,14 @@ def _law(item: target_pb2.VerifyItem, prefix_length: int, vocab_size: int) -> Se
     except ParamError as error:
         raise invalid_field(str(error)) from error
     return SeededLaw(params, seed)
+
+
+def _logprobs(item: target_pb2.VerifyItem) -> int | None:
+    if not item.HasField("logprobs") or item.row_format == target_pb2.ROW_FORMAT_LOGITS:
+        return None
+    if item.logprobs > MAX_LOGPROBS:
+        raise invalid_field(f"logprobs is {item.logprobs}, must be in [0, {MAX_LOGPROBS}]")
+    return item.logprobs
 
 
 def _support(item: target_pb2.VerifyItem, lookahead: int, vocab_size: int) -> tuple[Int32Array, Int32Array] | None:

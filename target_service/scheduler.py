@@ -9,13 +9,14 @@ import torch
 
 from outrider.lm.engine import Engine
 from outrider.lm.epoch_fence import EpochFence
+from outrider.lm.grammars import SessionGrammars
 from outrider.lm.passes import PassRunner, Work
 from outrider.lm.session_cache import SessionCache
 from outrider.net.errors import OutriderError
 from outrider.observe.metrics import WorkerMetrics
 from outrider.v1 import types_pb2
 from target_service.config import TargetConfig
-from target_service.job import Job, Rows
+from target_service.job import Job, Scored
 from target_service.scoring import score
 
 # When a caller whose sequence found no KV page may try again.
@@ -60,6 +61,8 @@ class TargetScheduler:
 
     def __init__(self, engine: Engine, config: TargetConfig, metrics: WorkerMetrics) -> None:
         self._engine, self._metrics = engine, metrics
+        self._grammars = SessionGrammars(engine.info.tokenizer, engine.info.vocab_size)
+        self._grammars.prepare()
         self._queues: dict[str, deque[Job]] = {}
         self._fence: EpochFence[str] = EpochFence()
         self._cache: SessionCache[str] = SessionCache(
@@ -137,15 +140,18 @@ class TargetScheduler:
 
     def _begin(self, job: Job) -> Work:
         """Moves the session to the job's base length, adds its block, and says what is to compute."""
+        grammar = self._grammars.open(job.law.params) if job.law is not None else None
         session = self._cache.open(job.session_id) if job.opens else self._cache.find(job.session_id)
         if session is None:
             raise OutriderError(types_pb2.ERROR_REASON_SESSION_NOT_FOUND, "session is unknown to this worker")
         if job.opens:
-            session.law = job.law
+            session.law, session.grammar = job.law, grammar
         elif job.needs_law and session.law is None:
             raise OutriderError(types_pb2.ERROR_REASON_SESSION_NOT_FOUND, "session was opened without a law")
         session.rebase(job.base_length, job.prefix_tokens, job.prefix_hash)
         session.extend(job.draft_tokens)
+        if job.needs_law and session.grammar is not None:
+            job.masks = session.grammar.masks(session.tokens, job.base_length)
         return Work(session, session.length, job.base_length - 1, job.number)
 
     def _remove(self, job: Job) -> None:
@@ -173,14 +179,14 @@ class TargetScheduler:
 
     def _score(self, done: list[tuple[Job, Work]]) -> None:
         blocks = [(job, torch.cat(work.rows) if len(work.rows) > 1 else work.rows[0]) for job, work in done]
-        for (job, work), rows in zip(done, score(blocks, self._engine.info.vocab_size), strict=True):
+        for (job, work), scored in zip(done, score(blocks, self._engine.info.vocab_size), strict=True):
             work.rows.clear()
-            if rows is not None:
-                self._finish(job, rows)
+            if scored is not None:
+                self._finish(job, scored)
                 self._remove(job)
                 continue
             self._metrics.non_finite()
-            message = f"the model returned NaN or infinite logits after {job.base_length} tokens"
+            message = f"after {job.base_length} tokens the logits are no law: NaN, infinite, or nothing left to draw"
             self._fail(job, OutriderError(types_pb2.ERROR_REASON_NON_FINITE_LOGITS, message))
 
     def _fail(self, job: Job, error: OutriderError) -> None:
@@ -198,7 +204,7 @@ class TargetScheduler:
         while queue:
             self._finish(queue.popleft(), error)
 
-    def _finish(self, job: Job, outcome: Rows | OutriderError) -> None:
+    def _finish(self, job: Job, outcome: Scored | OutriderError) -> None:
         job.outcome = outcome
         self._finished.append(job)
 

@@ -2,19 +2,21 @@
 
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 
 from outrider.law.answer import Question, answer
+from outrider.law.logprobs import LogprobQuestion, LogprobRows, logprob_rows
 from outrider.law.noise import RoundNoise
 from outrider.law.rows import SupportRows
-from outrider.net.arrays import logits_message, sample_message, support_message
+from outrider.net.arrays import logits_message, logprobs_message, sample_message, support_message
 from outrider.net.errors import OutriderError, to_status
 from outrider.v1 import target_pb2
-from target_service.job import Job, Rows
+from target_service.job import Job, Rows, Scored
 
 
-def score(done: Sequence[tuple[Job, torch.Tensor]], vocab_size: int) -> list[Rows | None]:
-    """The rows of every block in a pass, in the format that each asks for; None where the logits are no law.
+def score(done: Sequence[tuple[Job, torch.Tensor]], vocab_size: int) -> list[Scored | None]:
+    """The rows of every block in a pass, as each asks for them; None where the logits are no law.
 
     Args:
         done: (job that began, its logits [lookahead + 1, vocab_size]); the logits of all on one device.
@@ -27,7 +29,29 @@ def score(done: Sequence[tuple[Job, torch.Tensor]], vocab_size: int) -> list[Row
     asked = [(logits, question(job)) for job, logits in (done[index] for index in compact)]
     for index, made in zip(compact, answer(asked, vocab_size), strict=True):
         rows[index] = made
-    return rows
+    logprobs = _logprobs([(*block, made) for block, made in zip(done, rows, strict=True)], vocab_size)
+    return [
+        None if made is None else Scored(made, logprobs.get(job)) for (job, _), made in zip(done, rows, strict=True)
+    ]
+
+
+def _logprobs(scored: Sequence[tuple[Job, torch.Tensor, Rows | None]], vocab_size: int) -> dict[Job, LogprobRows]:
+    """The log probabilities of the jobs that ask for them, all in one go."""
+    asked = [(job, logits, made) for job, logits, made in scored if job.logprobs is not None and made is not None]
+    if not asked:
+        return {}
+    questions = [_logprob_question(job, made) for job, _, made in asked]
+    answers = logprob_rows(torch.cat([logits for _, logits, _ in asked]), questions, vocab_size)
+    return {job: made for (job, _, _), made in zip(asked, answers, strict=True)}
+
+
+def _logprob_question(job: Job, rows: Rows) -> LogprobQuestion:
+    """About every token that the round may emit."""
+    if isinstance(rows, torch.Tensor) or job.logprobs is None:
+        raise ValueError("the job asks for no log probabilities")
+    drawn = rows.tail_tokens if isinstance(rows, SupportRows) else rows
+    nothing = np.zeros(len(job.draft_tokens), np.int32), np.empty(0, np.int32)
+    return LogprobQuestion(drawn, *(job.support or nothing), job.logprobs)
 
 
 def question(job: Job) -> Question:
@@ -35,7 +59,7 @@ def question(job: Job) -> Question:
     if job.work is None or job.work.session.law is None:
         raise ValueError("the job has not begun, or its session has no law")
     law, tokens = job.work.session.law, job.work.session.tokens
-    return Question(law.params, RoundNoise(law.seed, job.base_length), tokens, job.support)
+    return Question(law.params, RoundNoise(law.seed, job.base_length), tokens, job.support, job.masks)
 
 
 def finite(blocks: Sequence[torch.Tensor]) -> list[bool]:
@@ -57,14 +81,17 @@ def result_message(job: Job) -> target_pb2.VerifyResult:
     if isinstance(job.outcome, OutriderError):
         result.status.CopyFrom(to_status(job.outcome))
         return result
-    if isinstance(job.outcome, torch.Tensor):
-        result.logits.CopyFrom(logits_message(job.outcome))
-    elif isinstance(job.outcome, SupportRows):
-        result.support.CopyFrom(support_message(job.outcome))
-    elif job.outcome is not None:
-        result.sample.CopyFrom(sample_message(job.outcome))
-    else:
+    if job.outcome is None:
         raise ValueError("the job has no outcome yet")
+    rows = job.outcome.rows
+    if isinstance(rows, torch.Tensor):
+        result.logits.CopyFrom(logits_message(rows))
+    elif isinstance(rows, SupportRows):
+        result.support.CopyFrom(support_message(rows))
+    else:
+        result.sample.CopyFrom(sample_message(rows))
+    if job.outcome.logprobs is not None:
+        result.logprobs.CopyFrom(logprobs_message(job.outcome.logprobs))
     return result
 
 

@@ -85,7 +85,7 @@ class ModelProposer:
         return job, work.rows
 
     def _draw(self, steps: list[tuple[Job, list[torch.Tensor]]]) -> None:
-        drawing = [(job, rows[0]) for job, rows in steps if rows]
+        drawing = [(job, rows[0]) for job, rows in steps if rows and _masked(job)]
         if not drawing:
             return
         laws = self._laws([job for job, _ in drawing], torch.cat([row for _, row in drawing]))
@@ -101,7 +101,7 @@ class ModelProposer:
 
     def _laws(self, jobs: list[Job], logits: torch.Tensor) -> list[tuple[Job, Row]]:
         """The truncated law of each job's row, [len(jobs), vocab_size] logits; fails the jobs whose row is none."""
-        contexts = [RowContext(job.law.params, job.session.tokens) for job in jobs]
+        contexts = [RowContext(job.law.params, job.session.tokens, job.mask) for job in jobs]
         try:
             probs = law_probs(logits, contexts, self._engine.info.vocab_size)
         except NonFiniteLogits as error:
@@ -124,6 +124,20 @@ class ModelProposer:
         self._cache.drop(job.session)
         message = f"the draft model returned NaN or infinite logits at position {job.position}"
         job.failed = OutriderError(types_pb2.ERROR_REASON_NON_FINITE_LOGITS, message)
+
+
+def _masked(job: Job) -> bool:
+    """Finds what the session's language allows next. False where that fails: the block ends there, if it has begun."""
+    grammar = job.session.grammar
+    if grammar is None:
+        return True
+    try:
+        (job.mask,) = grammar.masks(job.session.tokens, job.session.length)
+    except OutriderError as error:
+        job.done = bool(job.tokens)
+        job.failed = None if job.done else error
+        return False
+    return True
 
 
 def _no_page(job: Job) -> OutriderError:

@@ -1,53 +1,20 @@
-"""Blocks copied from the sequence itself: what followed the last tokens where they stood before. Needs no model.
+"""Blocks copied from the sequence itself: what followed the last tokens where they stood before.
 
-The n-gram draft of "Prompt Lookup Decoding" (Saxena 2023). The proposal is no draw from a law: it ships a point mass.
+The n-gram draft of "Prompt Lookup Decoding" (Saxena 2023).
 """
-
-from collections.abc import Sequence
 
 import numpy as np
 
-from draft_service.commands import Key
 from draft_service.job import Job
-from outrider.law.draft import point_mass
 from outrider.law.sparse import Int32Array
-from outrider.lm.session_cache import SessionCache
 
 # One equal token is hardly better than chance; beyond eight the longer match says nothing new.
 MIN_MATCH, MAX_MATCH = 2, 8
 
 
-class PromptLookupProposer:
-    """Copies.
-
-    Args:
-        cache: the sessions; they hold tokens and no model state.
-    """
-
-    def __init__(self, cache: SessionCache[Key], context_length: int) -> None:
-        self._cache, self._context_length = cache, context_length
-
-    @property
-    def cache(self) -> SessionCache[Key]:
-        """The sessions."""
-        return self._cache
-
-    @property
-    def context_length(self) -> int:
-        """As configured: nothing in here depends on it but memory."""
-        return self._context_length
-
-    def pages(self) -> tuple[int, int]:
-        """(0, 0): no KV cache."""
-        return 0, 0
-
-    def step(self, jobs: Sequence[Job]) -> None:
-        """Finishes every job: a whole block, or an empty one where nothing stood before."""
-        for job in jobs:
-            for token in lookup(job.session.tokens, job.limit).tolist():
-                if not job.done:
-                    job.add(token, point_mass(token))
-            job.done = True
+def proposal(job: Job) -> Int32Array:
+    """The job's block."""
+    return lookup(job.session.tokens, job.limit)
 
 
 def lookup(tokens: Int32Array, count: int) -> Int32Array:

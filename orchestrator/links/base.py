@@ -86,6 +86,8 @@ class Link(ABC):
                 self._down(describe(error))
             except OutriderError as error:
                 self._down(error.message)
+            except TimeoutError:
+                self._down("the worker did not answer in time")
             except asyncio.CancelledError:
                 self.usable, self.reason = False, "closed"
                 raise
@@ -105,4 +107,7 @@ def describe(error: grpc.aio.AioRpcError) -> str:
 
 def as_error(error: grpc.aio.AioRpcError) -> OutriderError:
     """The reason that a failed call carries; a transport failure becomes NO_WORKER."""
-    return from_rpc_error(error) or OutriderError(types_pb2.ERROR_REASON_NO_WORKER, describe(error))
+    # Without a reason it is gRPC's own word for a message over its limit, which would be over it again.
+    too_large = error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+    reason = types_pb2.ERROR_REASON_NO_PROGRESS if too_large else types_pb2.ERROR_REASON_NO_WORKER
+    return from_rpc_error(error) or OutriderError(reason, describe(error))

@@ -16,6 +16,8 @@ MAX_COMMANDS = 1024
 MAX_QUEUED_COMMANDS = 16_384
 
 Discarded = Callable[[str], None]
+# None ends the stream of commands.
+_Commands = asyncio.Queue[DraftCommand | None]
 
 
 class DraftLink(Link):
@@ -29,7 +31,7 @@ class DraftLink(Link):
     Args:
         vocabulary: of the orchestrator's tokenizer.
         changed: called whenever `usable` may have changed.
-        discarded: called with a reason for every event that nobody waits for.
+        discarded: called with a reason for every block that nobody waits for (any more).
     """
 
     kind = "draft"
@@ -39,7 +41,7 @@ class DraftLink(Link):
         self._vocabulary = vocabulary
         self._stub = draft_pb2_grpc.DraftServiceStub(self.channel)
         self._discarded = discarded
-        self._queue: asyncio.Queue[DraftCommand] = asyncio.Queue(MAX_QUEUED_COMMANDS)
+        self._queue: _Commands = asyncio.Queue(MAX_QUEUED_COMMANDS)
         self._waiting: dict[str, tuple[int, int, asyncio.Future[DraftEvent]]] = {}
         self.proposers: tuple[Proposer.ValueType, ...] = ()
         self.max_lookahead = 0
@@ -48,7 +50,8 @@ class DraftLink(Link):
     def request(self, command: DraftCommand, base_length: int) -> "asyncio.Future[DraftEvent]":
         """Sends an Open or Advance; the future gets its event, or OutriderError when the link breaks.
 
-        A newer request of the same session takes the place of the older one, whose future is cancelled.
+        A newer request of the same session takes the place of the older one, whose future is cancelled. When the worker
+        does not read its commands, the new future itself is cancelled at once: nothing was sent.
         """
         future: asyncio.Future[DraftEvent] = asyncio.get_running_loop().create_future()
         # A block that nobody waits for any more must not be reported as a lost exception.
@@ -69,7 +72,6 @@ class DraftLink(Link):
         try:
             self._queue.put_nowait(command)
         except asyncio.QueueFull:
-            self._discarded("queue_full")
             return False
         return True
 
@@ -80,10 +82,13 @@ class DraftLink(Link):
 
     async def _serve_connection(self) -> None:
         await self._check_pair()
-        self._queue = asyncio.Queue(MAX_QUEUED_COMMANDS)
-        call = self._stub.Draft(self._requests(self._queue))
+        queue = self._queue = asyncio.Queue(MAX_QUEUED_COMMANDS)
+        call = self._stub.Draft(self._requests(queue))
         try:
-            await call.wait_for_connection()
+            async with asyncio.timeout(INFO_TIMEOUT):
+                await call.wait_for_connection()
+            # Whatever the worker did before, it has begun anew.
+            self.breaker = Breaker()
             self._up()
             async for response in call:
                 for event in response.events:
@@ -91,23 +96,33 @@ class DraftLink(Link):
         finally:
             call.cancel()
             self.usable = False
+            _end(queue)
             self._fail_all()
 
-    async def _requests(self, queue: "asyncio.Queue[DraftCommand]") -> AsyncIterator[draft_pb2.DraftRequest]:
+    async def _requests(self, queue: _Commands) -> AsyncIterator[draft_pb2.DraftRequest]:
         """Everything that waits goes into one message."""
         while True:
             commands = [await queue.get()]
             while len(commands) < MAX_COMMANDS and not queue.empty():
                 commands.append(queue.get_nowait())
-            yield draft_pb2.DraftRequest(commands=commands)
+            if None in commands:
+                return
+            yield draft_pb2.DraftRequest(commands=[command for command in commands if command is not None])
 
     def _dispatch(self, event: DraftEvent) -> None:
-        waiting = self._waiting.get(event.session_id)
-        if waiting is None or (event.epoch, event.base_length) != waiting[:2] or waiting[2].done():
-            self._discarded("stale")
+        epoch, base_length, future = self._waiting.get(event.session_id, (0, 0, None))
+        if future is None or (event.epoch, event.base_length) != (epoch, base_length):
+            self._discard(event, "stale")
             return
         del self._waiting[event.session_id]
-        waiting[2].set_result(event)
+        if future.done():
+            self._discard(event, "late")
+        else:
+            future.set_result(event)
+
+    def _discard(self, event: DraftEvent, reason: str) -> None:
+        if event.block.tokens:
+            self._discarded(reason)
 
     def _fail_all(self) -> None:
         waiting, self._waiting = self._waiting, {}
@@ -123,3 +138,10 @@ class DraftLink(Link):
         check_pair(f"draft {self.address}", info.model, self._vocabulary)
         self.model, self.max_lookahead = info.model, info.max_lookahead
         self.proposers = tuple(info.proposers)
+
+
+def _end(queue: _Commands) -> None:
+    """Ends the stream of commands. grpc does not do it when the peer ends the call: its reader would wait for ever."""
+    while not queue.empty():
+        queue.get_nowait()
+    queue.put_nowait(None)

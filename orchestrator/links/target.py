@@ -1,5 +1,6 @@
 """The link to one target worker: batched Verify, health watched, pair checked."""
 
+import logging
 from collections.abc import Callable, Sequence
 
 import grpc
@@ -7,10 +8,12 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from orchestrator.batcher import Batcher
 from orchestrator.handshake import check_pair, fingerprints_differ
-from orchestrator.links.base import HASHES_TIMEOUT, INFO_TIMEOUT, Link, as_error
+from orchestrator.links.base import HASHES_TIMEOUT, INFO_TIMEOUT, Link, as_error, describe
 from outrider.lm.tokenizer import Vocabulary
 from outrider.v1 import target_pb2, target_pb2_grpc
 from outrider.v1.target_pb2 import SessionRef, VerifyItem, VerifyResponse, VerifyResult
+
+log = logging.getLogger(__name__)
 
 RELEASE_TIMEOUT = 5.0
 
@@ -42,7 +45,7 @@ class TargetLink(Link):
         return await self._batcher.verify(item)
 
     async def release(self, session_id: str, epoch: int) -> None:
-        """Frees a session. A worker that is gone has freed it already, or its time-to-live will.
+        """Frees a session. What this does not reach is freed by the worker's time-to-live, or is gone already.
 
         A Release that overtook a Verify of its session would leave the session to its time-to-live: calls of one
         connection are not handled in the order in which they were sent.
@@ -52,8 +55,8 @@ class TargetLink(Link):
         try:
             await self._stub.Release(request, timeout=RELEASE_TIMEOUT)
         except grpc.aio.AioRpcError as error:
-            if self.usable:
-                self._down(as_error(error).message)
+            # Whether the worker is usable is what its health says: it would not be asked again after a lost Release.
+            log.info("target %s: session %s was not released: %s", self.address, session_id, describe(error))
 
     async def close(self) -> None:
         """Ends the connection and every call on it."""

@@ -12,8 +12,8 @@ from typing import Protocol, Self
 from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerBase
 
-from orchestrator.text.pieces import PieceTable, piece_table
 from outrider.law.sparse import Int32Array
+from outrider.lm.pieces import PieceTable, piece_table
 
 _REPLACEMENT = "\ufffd"
 # A UTF-8 character has at most so many.

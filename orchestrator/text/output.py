@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from orchestrator.logprobs import TokenLogprobs
 from orchestrator.text.detokenizer import Detokenizer, Spelling
 from orchestrator.text.stopping import LENGTH, Finish, StopMatcher, StopRules, stopped_by
 from outrider.law.sparse import Int32Array
@@ -19,15 +20,17 @@ class RoundToken(NamedTuple):
 
     id: int
     origin: "TokenOrigin.ValueType"
+    logprobs: TokenLogprobs | None = None
 
 
 @dataclass(frozen=True)
 class EmittedToken:
-    """A committed token with the text that it adds."""
+    """A committed token with the text that it adds, and its log probability where that is wanted."""
 
     id: int
     text: str
     origin: "TokenOrigin.ValueType"
+    logprobs: TokenLogprobs | None = None
 
 
 @dataclass(frozen=True)
@@ -169,7 +172,7 @@ class Output:
         # A stop token has no text of its own; the last token carries what an unfinished character leaves.
         text = "" if stop_token else state.detokenizer.push(token.id)
         text += state.detokenizer.flush() if last else ""
-        state.hold(EmittedToken(token.id, text, token.origin))
+        state.hold(EmittedToken(token.id, text, token.origin, token.logprobs))
         match = state.matcher.feed(text) if watched else None
         if match is not None:
             state.cut(state.held_characters - (len(text) - match.end) - len(match.string))

@@ -15,6 +15,7 @@ from outrider.cli.tether import tethered
 
 LISTENING = re.compile(r"^listening on (\S+)$")
 _KEPT_LINES = 50
+_NO_REASON = re.compile(r"^\S+Z (INFO|DEBUG) ")  # a log record that tells of no trouble
 _STDOUT, _STDERR = 1, 2
 
 
@@ -88,7 +89,7 @@ class Child(asyncio.SubprocessProtocol):
         code = self.ended.result()
         how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"stopped with exit code {code}"
         errors = [line for line in self._last_lines if "error" in line.lower()]
-        last = next(reversed(errors or self._last_lines), None)
+        last = next(reversed(errors or [line for line in self._last_lines if not _NO_REASON.match(line)]), None)
         return ProcessDied(f"{self.command.name} {how}" + (f": {last.removeprefix('error: ')}" if last else ""))
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:

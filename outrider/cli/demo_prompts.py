@@ -1,10 +1,25 @@
-"""What the demo asks: three kinds of prompt, each with the proposer that suits it."""
+"""What the demo asks: three kinds of prompt, each with the draft and the lookahead that suit it."""
 
 from dataclasses import dataclass
 
 from outrider.cli.options import PROPOSERS, ProposerName
 from outrider.v1 import orchestrator_pb2 as pb
 from outrider.v1.types_pb2 import SamplingParams
+
+_CODE = """\
+class Account:
+    def __init__(self, owner, balance=0):
+        self.owner = owner
+        self.balance = balance
+
+    def deposit(self, amount):
+        self.balance += amount
+        return self.balance
+
+    def withdraw(self, amount):
+        self.balance -= amount
+        return self.balance
+"""
 
 _QUOTED = """\
 The draft rides ahead and proposes a block of tokens. The target scores the whole block in one pass. \
@@ -21,11 +36,13 @@ class DemoPrompt:
         kind: its column in the table.
         text: the user's message.
         proposer: what makes its blocks.
+        lookahead: the block length that was fastest for it, as measured on two cores.
     """
 
     kind: str
     text: str
     proposer: ProposerName
+    lookahead: int
 
     def request(self, *, max_tokens: int, lookahead: int) -> pb.GenerateRequest:
         """A greedy request; lookahead 0 is the same without speculation."""
@@ -38,7 +55,12 @@ class DemoPrompt:
 
 
 PROMPTS = (
-    DemoPrompt("chat", "Why is the sky blue? Answer in a few sentences.", ProposerName.early_exit),
-    DemoPrompt("code", "Write a Python function that checks whether a number is prime.", ProposerName.early_exit),
-    DemoPrompt("quoting", f"Repeat this text word for word:\n\n{_QUOTED}", ProposerName.prompt_lookup),
+    DemoPrompt("chat", "Why is the sky blue? Answer in a few sentences.", ProposerName.early_exit, 1),
+    DemoPrompt(
+        "code",
+        f"Rename the class to Wallet. Answer with the whole code.\n\n```python\n{_CODE}```",
+        ProposerName.prompt_lookup,
+        8,
+    ),
+    DemoPrompt("quoting", f"Repeat this text word for word:\n\n{_QUOTED}", ProposerName.prompt_lookup, 8),
 )

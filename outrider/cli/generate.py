@@ -2,19 +2,22 @@
 
 import os
 import sys
+from collections.abc import Iterable
 from enum import StrEnum
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from outrider.cli.client import generate as call
+from outrider.cli.client import generate_choices as call
 from outrider.cli.options import DEFAULT_ADDRESS, PROPOSERS, Address, ProposerName
-from outrider.cli.report import summary
-from outrider.cli.request import set_fields, set_input
+from outrider.cli.report import logprob_table, summary
+from outrider.cli.request import set_fields, set_grammar, set_input, set_prediction, set_tokens
 from outrider.cli.run import Failure, run
 from outrider.cli.tokens import TokenWriter
 from outrider.net.channel import connect
 from outrider.v1 import orchestrator_pb2 as pb
+from outrider.v1 import target_pb2
 
 
 class AcceptanceName(StrEnum):
@@ -22,9 +25,29 @@ class AcceptanceName(StrEnum):
 
     greedy = "greedy"
     ratio = "ratio"
+    block = "block"
+    coupled = "coupled"
 
 
-_ACCEPTANCE = {AcceptanceName.greedy: pb.ACCEPTANCE_GREEDY, AcceptanceName.ratio: pb.ACCEPTANCE_RATIO}
+class RowFormatName(StrEnum):
+    """Row formats as the command line spells them."""
+
+    logits = "logits"
+    support = "support"
+    sample = "sample"
+
+
+_ACCEPTANCE = {
+    AcceptanceName.greedy: pb.ACCEPTANCE_GREEDY,
+    AcceptanceName.ratio: pb.ACCEPTANCE_RATIO,
+    AcceptanceName.block: pb.ACCEPTANCE_BLOCK,
+    AcceptanceName.coupled: pb.ACCEPTANCE_COUPLED,
+}
+_ROW_FORMAT = {
+    RowFormatName.logits: target_pb2.ROW_FORMAT_LOGITS,
+    RowFormatName.support: target_pb2.ROW_FORMAT_SUPPORT,
+    RowFormatName.sample: target_pb2.ROW_FORMAT_SAMPLE,
+}
 
 
 def generate(
@@ -43,10 +66,27 @@ def generate(
     repetition_penalty: Annotated[float | None, typer.Option(help="Divides logits of tokens seen before.")] = None,
     presence_penalty: Annotated[float, typer.Option(help="Subtracted once for a token in the output.")] = 0.0,
     frequency_penalty: Annotated[float, typer.Option(help="Subtracted per occurrence in the output.")] = 0.0,
+    logit_bias: Annotated[
+        list[str] | None,
+        typer.Option(help="Added to the logit of a token, -100 bans it; again for more.", metavar="ID=VALUE"),
+    ] = None,
+    allow_token: Annotated[list[int] | None, typer.Option(help="Id of a token: no others; again for more.")] = None,
+    ban_token: Annotated[list[int] | None, typer.Option(help="Id of a token: never; again for more.")] = None,
+    stop_token: Annotated[list[int] | None, typer.Option(help="Id of a token that ends the output.")] = None,
+    n: Annotated[int | None, typer.Option("-n", help="How many generations, each with a seed of its own.")] = None,
+    logprobs: Annotated[
+        int | None, typer.Option(help="Log probabilities at the end, on stderr, with so many alternatives.")
+    ] = None,
     seed: Annotated[int | None, typer.Option(help="Makes the output repeatable.")] = None,
+    json_schema: Annotated[Path | None, typer.Option(help="File with a JSON Schema for the output.")] = None,
+    regex: Annotated[str | None, typer.Option(help="Regular expression that the output matches whole.")] = None,
+    lark: Annotated[Path | None, typer.Option(help="File with a Lark grammar for the output.")] = None,
     lookahead: Annotated[int | None, typer.Option(help="Longest block; 0 is plain decoding.")] = None,
     acceptance: Annotated[AcceptanceName | None, typer.Option(help="Rule that keeps draft tokens.")] = None,
     proposer: Annotated[ProposerName | None, typer.Option(help="What makes the blocks.")] = None,
+    prediction: Annotated[Path | None, typer.Option(help="File with the expected output, used as the draft.")] = None,
+    row_format: Annotated[RowFormatName | None, typer.Option(help="What the target returns.")] = None,
+    law_top: Annotated[int | None, typer.Option(help="Most tokens in a row of the draft's law.")] = None,
     session_id: Annotated[str, typer.Option(help="Id of the session; chosen for you without it.")] = "",
     color: Annotated[
         bool | None, typer.Option("--color/--no-color", help="Colour tokens by origin; on a terminal by default.")
@@ -69,16 +109,23 @@ def generate(
         "lookahead": lookahead,
         "acceptance": _ACCEPTANCE[acceptance] if acceptance else None,
         "proposer": PROPOSERS[proposer] if proposer else None,
+        "row_format": _ROW_FORMAT[row_format] if row_format else None,
+        "law_top": law_top,
     }
 
     async def work() -> None:
         request = pb.GenerateRequest()
         set_input(request, _read(prompt), chat=chat, system=system)
-        set_fields(request, {"seed": seed, "session_id": session_id})
+        set_fields(request, {"seed": seed, "session_id": session_id, "n": n, "logprobs": logprobs})
+        set_grammar(request, json_schema=json_schema, regex=regex, lark=lark)
         set_fields(request.sampling, sampling)
         set_fields(request.stop, conditions)
         request.stop.strings.extend(stop or [])
         set_fields(request.speculation, speculation)
+        set_tokens(
+            request, bias=logit_bias or [], allowed=allow_token or [], banned=ban_token or [], stop=stop_token or []
+        )
+        set_prediction(request, prediction)
         writer = TokenWriter(sys.stdout, color=_colored(color))
         await _generate(address, request, writer, stats=stats, seconds=timeout)
 
@@ -103,8 +150,21 @@ async def _generate(
 ) -> None:
     if legend := writer.legend():
         print(legend, file=sys.stderr)
+
+    def first(choice: int, tokens: Iterable[pb.Token]) -> None:
+        if choice == 0:
+            writer.write(tokens)
+
     async with connect(address) as channel:
-        result = await call(channel, request, seconds=seconds, on_tokens=writer.write)
+        choices = await call(channel, request, seconds=seconds, on_tokens=first)
     print(flush=True)
-    if stats:
-        print(summary(result), file=sys.stderr)
+    for number, result in enumerate(choices):
+        if number:
+            # The first one was streamed; the others would have run into it.
+            print(f"\nchoice {number}:", file=sys.stderr)
+            writer.write(result.pieces)
+            print(flush=True)
+        if request.HasField("logprobs"):
+            print(logprob_table(result.pieces), file=sys.stderr)
+        if stats:
+            print(summary(result), file=sys.stderr)

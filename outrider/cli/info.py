@@ -1,5 +1,7 @@
 """`outrider info`: what a running orchestrator serves."""
 
+import sys
+
 import numpy as np
 from rich.console import Console
 from rich.table import Table
@@ -11,6 +13,7 @@ from outrider.v1.orchestrator_pb2 import OrchestratorServiceGetInfoRequest, Orch
 from outrider.v1.orchestrator_pb2_grpc import OrchestratorServiceStub
 
 _CALL_SECONDS = 10.0
+_NEVER_FOLDED = 10_000
 
 
 def info(address: Address = DEFAULT_ADDRESS) -> None:
@@ -23,7 +26,7 @@ async def _info(address: str) -> None:
         answer = await OrchestratorServiceStub(channel).GetInfo(
             OrchestratorServiceGetInfoRequest(), timeout=_CALL_SECONDS
         )
-    console = Console()
+    console = Console() if sys.stdout.isatty() else Console(width=_NEVER_FOLDED)
     for name, value in facts(answer):
         console.print(f"{name:<18} {value}", highlight=False, markup=False, soft_wrap=True)
     console.print(workers_table(answer))
@@ -47,7 +50,9 @@ def facts(answer: OrchestratorServiceGetInfoResponse) -> list[tuple[str, str]]:
 
 def workers_table(answer: OrchestratorServiceGetInfoResponse) -> Table:
     """One row a worker; those that are not in use say why."""
-    table = Table("worker", "address", "model", "in use", box=None, header_style="bold", pad_edge=False)
+    table = Table(box=None, header_style="bold", pad_edge=False)
+    for name in ("worker", "address", "model", "in use"):
+        table.add_column(name, overflow="fold", no_wrap=name in ("worker", "address"))
     for worker in answer.workers:
         state = "yes" if worker.usable else f"no: {worker.reason or 'no reason given'}"
         table.add_row(worker.kind, worker.address, worker.model_id or "unknown", state)

@@ -16,12 +16,23 @@ class ProposerName(StrEnum):
     model = "model"
     early_exit = "early_exit"
     prompt_lookup = "prompt_lookup"
+    prediction = "prediction"
+
+
+class LogLevel(StrEnum):
+    """Log levels of the services."""
+
+    debug = "debug"
+    info = "info"
+    warning = "warning"
+    error = "error"
 
 
 PROPOSERS: "dict[ProposerName, draft_pb2.Proposer.ValueType]" = {
     ProposerName.model: draft_pb2.PROPOSER_MODEL,
     ProposerName.early_exit: draft_pb2.PROPOSER_EARLY_EXIT,
     ProposerName.prompt_lookup: draft_pb2.PROPOSER_PROMPT_LOOKUP,
+    ProposerName.prediction: draft_pb2.PROPOSER_PREDICTION,
 }
 
 Address = Annotated[
@@ -31,8 +42,11 @@ DEFAULT_ADDRESS = f"127.0.0.1:{DEFAULT_PORT}"
 
 Dtype = Annotated[str, typer.Option(help="Numeric type of the weights: float32, bfloat16 or float16.")]
 Device = Annotated[str, typer.Option(help='Where the models run: "cpu" or "cuda".')]
-Lookahead = Annotated[int, typer.Option(min=0, max=64, help="Longest block of draft tokens; 0 is plain decoding.")]
+LONGEST_LOOKAHEAD = 64
+Lookahead = Annotated[
+    int, typer.Option(min=0, max=LONGEST_LOOKAHEAD, help="Longest block of draft tokens; 0 is plain decoding.")
+]
 EarlyExitLayers = Annotated[
     int, typer.Option(min=0, help="Layers of the target that the early_exit draft runs; 0 leaves the choice to it.")
 ]
-Threads = Annotated[int, typer.Option(min=0, help="CPU threads of the worker's model; 0 leaves the choice to it.")]
+Threads = Annotated[int, typer.Option(min=0, help="CPU threads of the worker's model; 0 is half of the cores.")]

@@ -20,11 +20,14 @@ class Comparison:
     Attributes:
         kind: its name.
         speculative, plain: counts of all runs with blocks, and with lookahead 0.
+        draft, lookahead: what made the blocks, and how long they might be.
     """
 
     kind: str
     speculative: RunStats
     plain: RunStats
+    draft: str
+    lookahead: int
 
 
 def number(value: float | None, digits: int = 1) -> str:
@@ -35,6 +38,11 @@ def number(value: float | None, digits: int = 1) -> str:
 def scaled(value: float | None, factor: float) -> float | None:
     """In another unit; None stays None."""
     return None if value is None else value * factor
+
+
+def counted(count: int, noun: str) -> str:
+    """ "1 thread", "2 threads"."""
+    return f"{count} {noun}{'' if count == 1 else 's'}"
 
 
 def percent(value: float | None) -> str:
@@ -60,6 +68,15 @@ def summary(result: Generation) -> str:
         f"seed {result.started.seed}, session {result.started.session_id}",
     ]
     return "\n".join(lines + _plain_rounds(stats))
+
+
+def logprob_table(tokens: Sequence[pb.Token]) -> str:
+    """A line for each token: its text, its log probability, and the likeliest tokens at its position by id."""
+    return "\n".join(
+        f"{token.text!r:<16} {token.logprob:9.4f}"
+        + "".join(f"  {each.id}: {each.logprob:.4f}" for each in token.top_logprobs)
+        for token in tokens
+    )
 
 
 def _plain_rounds(stats: RunStats) -> list[str]:
@@ -101,11 +118,12 @@ def _rows(positions: int) -> list[tuple[str, _Cell]]:
 def comparison_table(comparisons: Sequence[Comparison], *, title: str, caption: str) -> Table:
     """Every number of every kind, speculative beside lookahead 0."""
     table = Table(title=title, caption=caption, caption_justify="left", title_justify="left")
-    table.box, table.show_edge, table.padding = SIMPLE_HEAD, False, (0, 1, 0, 0)
+    table.box, table.show_edge, table.padding = SIMPLE_HEAD, False, 0
     table.add_column("", no_wrap=True)
     for each in comparisons:
-        table.add_column(f"{each.kind}\nspec", justify="right", style="green")
+        table.add_column(f"{each.kind}\n{each.draft}", justify="right", style="green")
         table.add_column("\nplain", justify="right")
+    table.add_row("lookahead", *(cell for each in comparisons for cell in (str(each.lookahead), "0")))
     runs = [run for each in comparisons for run in (each.speculative, each.plain)]
     for label, cell in _rows(max((len(run.drafted_at) for run in runs), default=0)):
         table.add_row(label, *map(cell, runs))

@@ -1,10 +1,11 @@
 """How a command runs: signals become cancellation, failures become one line and an exit code."""
 
 import asyncio
+import os
 import signal
 import sys
-from collections.abc import Coroutine
-from contextlib import suppress
+from collections.abc import Coroutine, Iterator
+from contextlib import contextmanager, suppress
 from typing import Any, NoReturn
 
 import grpc
@@ -20,15 +21,28 @@ class Failure(Exception):
     """What the user is told; one line."""
 
 
-def run(work: Coroutine[Any, Any, None], *, interrupted: int = INTERRUPTED) -> None:
+def run(work: Coroutine[Any, Any, None], *, interrupted: int = INTERRUPTED, farewell: str = "interrupted") -> None:
     """Runs `work`; SIGINT, SIGTERM and SIGHUP cancel it, and a second one cancels its cleanup.
 
-    Exits with 1 and one `error:` line on stderr for failures that a user can meet, with `interrupted` after a signal.
+    Ends as `told` does; after a signal with the exit code `interrupted` and the line `farewell`.
     """
-    try:
+    with told(interrupted=interrupted, farewell=farewell):
         asyncio.run(_cancelled_by_signals(work))
-    except asyncio.CancelledError:
+
+
+@contextmanager
+def told(*, interrupted: int = INTERRUPTED, farewell: str = "interrupted") -> Iterator[None]:
+    """Ends the program with one line on stderr for what a user can meet: failures (exit code 1) and signals."""
+    try:
+        yield
+    except (asyncio.CancelledError, KeyboardInterrupt):
+        _say(f"\n{farewell}" if sys.stderr.isatty() else farewell)  # the terminal's cursor stands behind ^C
         sys.exit(interrupted)
+    except BrokenPipeError:
+        os.dup2(
+            os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno()
+        )  # the reader had enough; nothing is left to flush
+        sys.exit(1)
     except grpc.aio.AioRpcError as error:
         _fail(rpc_failure(error))
     except (Failure, NotReady, ProcessDied) as error:
@@ -61,6 +75,10 @@ def _refusal(error: OutriderError) -> str:
 
 
 def _fail(message: str) -> NoReturn:
-    with suppress(BrokenPipeError):
-        print(f"error: {' '.join(message.split())}", file=sys.stderr)
+    _say(f"error: {' '.join(message.split())}")
     sys.exit(1)
+
+
+def _say(line: str) -> None:
+    with suppress(BrokenPipeError):
+        print(line, file=sys.stderr, flush=True)

@@ -1,5 +1,6 @@
 """What the user sees while the system starts: one line for each process."""
 
+import re
 from types import TracebackType
 from typing import Self
 
@@ -10,6 +11,8 @@ from rich.progress import Progress, SpinnerColumn, TaskID, TextColumn, TimeElaps
 from outrider.cli.lines import Line
 
 _LONGEST_DETAIL = 60
+# As workers log it, see outrider/lm/configured.py.
+_LOADING = re.compile(r"\bloading (\d+) % \((.*)\)$")
 
 
 class StartupView:
@@ -39,9 +42,9 @@ class StartupView:
 
     def log(self, name: str, line: Line) -> None:
         """A line that a process wrote to stderr; progress bars of a loading one become part of its line here."""
-        if line.passing and self._states.get(name) == "loading":
-            self._show(name, f"loading  {line.text[:_LONGEST_DETAIL]}")
-        elif self._logs and not line.passing:
+        if self._states.get(name) == "loading" and (detail := _progress(line)):
+            self._show(name, f"loading  {detail[:_LONGEST_DETAIL]}")
+        if self._logs and not line.passing:
             self._console.print(f"[dim]{name:<12}[/dim] {escape(line.text)}", highlight=False, soft_wrap=True)
 
     def _show(self, name: str, state: str) -> None:
@@ -59,3 +62,11 @@ class StartupView:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._progress.stop()
+
+
+def _progress(line: Line) -> str:
+    """How far a loading process says that it is; empty when the line is about something else."""
+    if line.passing:
+        return line.text
+    found = _LOADING.search(line.text)
+    return f"{found.group(1):>3} %  {found.group(2)}" if found else ""

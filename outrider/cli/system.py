@@ -1,6 +1,7 @@
 """The whole system on one machine: store, draft worker, target worker and orchestrator as processes of their own."""
 
 import asyncio
+import os
 import sys
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -8,26 +9,31 @@ from dataclasses import dataclass
 
 from outrider.cli.embedded import embedded_store
 from outrider.cli.health import until_paired, until_serving
+from outrider.cli.options import ProposerName
 from outrider.cli.startup import StartupView
 from outrider.cli.supervise import Command, Supervisor
 from outrider.v1.orchestrator_pb2 import OrchestratorServiceGetInfoResponse
 
 _PAIRING_SECONDS = 10.0
+# Of the orchestrator, when nothing is said.
+_MAX_LOOKAHEAD = 16
+_WORKERS = 2
 # A tokenizer that was used before a fork warns and stalls otherwise.
 _ENVIRONMENT = {"TOKENIZERS_PARALLELISM": "false"}
 
 
 @dataclass(frozen=True)
 class SystemOptions:
-    """What to start. Empty strings and zeros leave the choice to the service.
+    """What to start. Empty strings and zeros leave the choice to the service, where nothing else is said.
 
     Attributes:
         target: MODEL of the target.
         draft: MODEL of the draft worker; with early_exit the target's own, with prompt_lookup any with its vocabulary.
         store: URL of the session store; empty starts an embedded one.
-        lookahead: longest block of requests that do not choose.
+        lookahead: longest block of requests that do not choose; above 16 it is the limit for those that do.
         proposers: what the draft worker offers; the first is its default.
         early_exit_layers: layers of the early exit.
+        target_threads, draft_threads: CPU threads of the models; 0 takes `fair_threads`.
         host, port: where the orchestrator listens; port 0 chooses a free one.
         load_seconds: longest time that starting may take.
     """
@@ -47,6 +53,16 @@ class SystemOptions:
     port: int = 7800
     log_level: str = ""
     load_seconds: float = 600.0
+
+
+def fair_threads() -> int:
+    """CPU threads of each worker: its half of the cores.
+
+    With more threads than cores the threads of one pass wait for each other's turn on a core, at hundreds of barriers
+    in each pass: with two threads in each worker, on two cores, a pass took ten times as long as with one.
+    """
+    available = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, available // _WORKERS)
 
 
 @dataclass(frozen=True)
@@ -124,22 +140,27 @@ def _service(name: str, module: str, flags: dict[str, str | int]) -> Command:
 
 def _model_flags(options: SystemOptions, model: str, threads: int) -> dict[str, str | int]:
     return {
+        "host": "127.0.0.1",
+        "port": "0",
         "model": model,
         "dtype": options.dtype,
         "device": options.device,
         "context-length": options.context_length,
-        "threads": threads,
+        "threads": threads or fair_threads(),
         "log-level": options.log_level,
     }
 
 
 def _target(options: SystemOptions) -> Command:
-    return _service("target", "target_service", _model_flags(options, options.target, options.target_threads))
+    flags = _model_flags(options, options.target, options.target_threads)
+    return _service("target", "target_service", flags | _lookahead_limit(options))
 
 
 def _draft(options: SystemOptions) -> Command:
     flags = _model_flags(options, options.draft, options.draft_threads)
-    flags |= {"proposers": ",".join(options.proposers), "early-exit-layers": options.early_exit_layers}
+    # The client's own prediction costs the worker nothing to offer.
+    offered = dict.fromkeys((*options.proposers, ProposerName.prediction.value))
+    flags |= {"proposers": ",".join(offered), "early-exit-layers": options.early_exit_layers}
     return _service("draft", "draft_service", flags)
 
 
@@ -154,4 +175,8 @@ def _orchestrator(options: SystemOptions, workers: dict[str, str], store: str) -
         "port": str(options.port),
         "log-level": options.log_level,
     }
-    return _service("orchestrator", "orchestrator", flags)
+    return _service("orchestrator", "orchestrator", flags | _lookahead_limit(options))
+
+
+def _lookahead_limit(options: SystemOptions) -> dict[str, str | int]:
+    return {"max-lookahead": options.lookahead} if options.lookahead > _MAX_LOOKAHEAD else {}

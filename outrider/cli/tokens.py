@@ -9,13 +9,19 @@ from rich.style import Style
 
 from outrider.v1 import orchestrator_pb2 as pb
 
-STYLES: "dict[pb.TokenOrigin.ValueType, tuple[str, Style]]" = {
+STYLES: "dict[pb.TokenOrigin.ValueType, tuple[str, Style]]" = {  # name, how it looks
     pb.TOKEN_ORIGIN_ACCEPTED: ("accepted", Style.parse("green")),
     pb.TOKEN_ORIGIN_RECOVERED: ("recovered", Style.parse("red")),
     pb.TOKEN_ORIGIN_BONUS: ("bonus", Style.parse("cyan")),
     pb.TOKEN_ORIGIN_PLAIN: ("plain", Style.null()),
 }
 _NO_STYLE = ("unknown", Style.null())
+_MEANINGS = {
+    pb.TOKEN_ORIGIN_ACCEPTED: "drafted, and kept by the target",
+    pb.TOKEN_ORIGIN_RECOVERED: "the target's own, where it rejected a drafted one",
+    pb.TOKEN_ORIGIN_BONUS: "the target's own, after a block that it kept whole",
+    pb.TOKEN_ORIGIN_PLAIN: "the target's own, in a round without a block",
+}
 
 # A model can print anything; what moves the cursor or talks to the terminal shows as a sign instead.
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
@@ -45,6 +51,12 @@ class TokenWriter:
         if not self._color:
             return ""
         return "  ".join(_ansi(name, style) for name, style in STYLES.values())
+
+    def explanation(self) -> str:
+        """The origins and what they mean, one a line, each in its colour; empty without colour."""
+        if not self._color:
+            return ""
+        return "\n".join(f"  {_ansi(f'{STYLES[it][0]:<11}', STYLES[it][1])}{text}" for it, text in _MEANINGS.items())
 
     def _rendered(self, token: pb.Token) -> str:
         if not self._color:

@@ -6,17 +6,20 @@ import typer
 from rich.console import Console
 
 from outrider.cli.options import (
+    DEFAULT_ADDRESS,
     DEFAULT_PORT,
     Device,
     Dtype,
     EarlyExitLayers,
+    LogLevel,
     Lookahead,
     ProposerName,
     Threads,
 )
+from outrider.cli.report import counted
 from outrider.cli.run import run
 from outrider.cli.startup import StartupView
-from outrider.cli.system import System, SystemOptions, running_system
+from outrider.cli.system import System, SystemOptions, fair_threads, running_system
 
 
 def up(
@@ -39,7 +42,7 @@ def up(
     draft_threads: Threads = 0,
     host: Annotated[str, typer.Option(help="Address that the orchestrator listens on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="Its port; 0 takes a free one.")] = DEFAULT_PORT,
-    log_level: Annotated[str, typer.Option(help="Log level of the services.")] = "warning",
+    log_level: Annotated[LogLevel, typer.Option(help="Least severe record that the services log.")] = LogLevel.info,
     load_timeout: Annotated[float, typer.Option(min=1, help="Seconds that starting may take.")] = 600.0,
 ) -> None:
     """Start store, draft worker, target worker and orchestrator, and keep them running until Ctrl-C.
@@ -61,23 +64,26 @@ def up(
         draft_threads=draft_threads,
         host=host,
         port=port,
-        log_level=log_level,
+        log_level=log_level.value,
         load_seconds=load_timeout,
     )
     if "model" in proposers and not draft:
         raise typer.BadParameter("the proposer `model` needs one", param_hint="--draft")
-    run(_up(options), interrupted=0)
+    run(_up(options), interrupted=0, farewell="stopped")
 
 
 async def _up(options: SystemOptions) -> None:
     async with running_system(options, StartupView(Console(stderr=True), logs=True)) as system:
-        _announce(system)
+        _announce(system, options)
         await system.supervisor.until_death()
 
 
-def _announce(system: System) -> None:
+def _announce(system: System, options: SystemOptions) -> None:
     reasons = {worker.address: worker.reason for worker in system.info.workers if not worker.usable}
+    threads = {"target": options.target_threads, "draft": options.draft_threads}
     for name, address in system.addresses.items():
+        count = f"  {counted(threads[name] or fair_threads(), 'thread')}" if name in threads else ""
         unused = f"  not in use: {reasons[address]}" if address in reasons else ""
-        print(f"{name:<12} {address}{unused}")
-    print(f'ready: outrider generate --address {system.address} "Once upon a time"', flush=True)
+        print(f"{name:<12} {address}{count}{unused}")
+    elsewhere = "" if system.address == DEFAULT_ADDRESS else f" --address {system.address}"
+    print(f'ready: outrider generate{elsewhere} "Once upon a time"', flush=True)

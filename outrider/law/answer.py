@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from outrider.law.masking import Words
 from outrider.law.noise import RoundNoise
 from outrider.law.params import LawParams
 from outrider.law.rows import Sample, Support, SupportRows, sample_rows, support_rows
@@ -28,12 +29,14 @@ class Question:
         tokens: [base_length + lookahead] int32, all committed tokens and the block.
         support: (sizes [lookahead] int32, token ids [sum(sizes)] int32) of the draft law, for SupportRows; None for the
             target's own tokens.
+        masks: [lookahead + 1, words] the tokens that the session's language allows; None without one.
     """
 
     params: LawParams
     noise: RoundNoise
     tokens: Int32Array
     support: tuple[Int32Array, Int32Array] | None = None
+    masks: Words | None = None
 
     @property
     def rows(self) -> int:
@@ -43,7 +46,9 @@ class Question:
     @property
     def contexts(self) -> list[RowContext]:
         """One per row."""
-        return [RowContext(self.params, self.tokens[: self.noise.base_length + row]) for row in range(self.rows)]
+        masks = [None] * self.rows if self.masks is None else list(self.masks)
+        base_length = self.noise.base_length
+        return [RowContext(self.params, self.tokens[: base_length + row], mask) for row, mask in enumerate(masks)]
 
     @property
     def kind(self) -> int:

@@ -23,6 +23,7 @@ __all__ = [
     "Int64Array",
     "Purpose",
     "RoundNoise",
+    "derived_seed",
     "exponential_of",
     "exponentials_of_rows",
     "philox",
@@ -42,6 +43,13 @@ class Purpose(IntEnum):
     ACCEPT = 2
     RESAMPLE = 3
     COUPLE = 4
+    CHOICE = 5
+
+
+def derived_seed(seed: int, number: int) -> int:
+    """The seed of choice `number` of a request whose first choice has `seed`: [0, 2^64)."""
+    high, low, _, _ = philox((number, 0, 0, int(Purpose.CHOICE)), (seed & _MASK, seed >> 32))
+    return high << 32 | low
 
 
 def exponential_of(high: Int64Array, low: Int64Array) -> Float64Array:

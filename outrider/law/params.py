@@ -3,9 +3,13 @@
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 import numpy as np
+import numpy.typing as npt
+
+from outrider.law.language import Language, from_grammar, to_grammar
 
 if TYPE_CHECKING:
     from outrider.v1.types_pb2 import LawSpec, SamplingParams
@@ -14,11 +18,15 @@ if TYPE_CHECKING:
 GREEDY_TEMPERATURE = 1e-5
 
 # Changes whenever the same logits, parameters and seed would give other probabilities or another draw.
-LAW_VERSION = 2
+LAW_VERSION = 3
+
+# A bias of this value bans the token outright.
+BAN = -100.0
 
 MAX_LOGIT_BIAS = 1024
 MAX_TOP_K = 1 << 20
 MAX_STOP_TOKENS = 64
+MAX_LISTED_TOKENS = 65_536
 
 
 @dataclass(frozen=True)
@@ -47,8 +55,11 @@ class LawParams:
 
     Attributes:
         logit_bias: (token id, value) pairs, ids distinct; -100 bans the token outright.
+        allowed_token_ids: the only tokens that may be drawn, all when empty.
+        banned_token_ids: never drawn.
         stop_token_ids: masked while fewer than min_tokens were generated.
         prompt_length: presence and frequency penalty count tokens from this position on.
+        grammar: language of the output, counted from prompt_length on; None allows every text.
     """
 
     repetition_penalty: float = 1.0
@@ -62,6 +73,19 @@ class LawParams:
     prompt_length: int = 0
     stop_token_ids: tuple[int, ...] = field(default=())
     min_tokens: int = 0
+    grammar: Language | None = None
+    allowed_token_ids: tuple[int, ...] = ()
+    banned_token_ids: tuple[int, ...] = ()
+
+    @cached_property
+    def allowed(self) -> npt.NDArray[np.int64]:
+        """allowed_token_ids, distinct, ascending; made once for all rows of the session."""
+        return np.unique(np.array(self.allowed_token_ids, dtype=np.int64))
+
+    @cached_property
+    def banned(self) -> npt.NDArray[np.int64]:
+        """banned_token_ids, distinct, ascending; made once for all rows of the session."""
+        return np.unique(np.array(self.banned_token_ids, dtype=np.int64))
 
     @property
     def greedy(self) -> bool:
@@ -92,6 +116,27 @@ def check(params: LawParams, vocab_size: int) -> None:
         raise ParamError("law.stop_token_ids", f"has {len(params.stop_token_ids)} entries, limit {MAX_STOP_TOKENS}")
     for token in params.stop_token_ids:
         _in_range("law.stop_token_ids", token, 0, vocab_size - 1)
+    _check_listed("sampling.allowed_token_ids", params.allowed_token_ids, vocab_size)
+    _check_listed("sampling.banned_token_ids", params.banned_token_ids, vocab_size)
+    _check_something_left(params, vocab_size)
+
+
+def _check_listed(name: str, ids: tuple[int, ...], vocab_size: int) -> None:
+    if len(ids) > MAX_LISTED_TOKENS:
+        raise ParamError(name, f"has {len(ids)} entries, limit {MAX_LISTED_TOKENS}")
+    for token in (min(ids), max(ids)) if ids else ():
+        _in_range(name, token, 0, vocab_size - 1)
+
+
+def _check_something_left(params: LawParams, vocab_size: int) -> None:
+    """Some token may be drawn at every position, the first ones included, where stop tokens are masked."""
+    masked = {*params.banned_token_ids, *(token for token, value in params.logit_bias if value <= BAN)}
+    if params.min_tokens:
+        masked.update(params.stop_token_ids)
+    if params.allowed_token_ids and masked.issuperset(params.allowed_token_ids):
+        raise ParamError("sampling.allowed_token_ids", "names only tokens that are banned or come too early")
+    if len(masked) >= vocab_size:
+        raise ParamError("sampling.banned_token_ids", "and what else is masked leave no token of the vocabulary")
 
 
 def _in_range(name: str, value: float, low: float, high: float, *, low_open: bool = False) -> None:
@@ -118,6 +163,8 @@ def from_sampling(message: "SamplingParams") -> LawParams:
         top_k=message.top_k,
         top_p=optional("top_p"),
         min_p=message.min_p,
+        allowed_token_ids=tuple(message.allowed_token_ids),
+        banned_token_ids=tuple(message.banned_token_ids),
     )
 
 
@@ -134,6 +181,8 @@ def to_law_spec(params: LawParams, seed: int) -> "LawSpec":
         top_k=params.top_k,
         top_p=params.top_p,
         min_p=params.min_p,
+        allowed_token_ids=params.allowed_token_ids,
+        banned_token_ids=params.banned_token_ids,
     )
     return LawSpec(
         sampling=sampling,
@@ -141,23 +190,26 @@ def to_law_spec(params: LawParams, seed: int) -> "LawSpec":
         stop_token_ids=np.asarray(params.stop_token_ids, dtype="<i4").tobytes(),
         min_tokens=params.min_tokens,
         seed=seed,
+        grammar=to_grammar(params.grammar) if params.grammar is not None else None,
     )
 
 
 def from_law_spec(message: "LawSpec") -> tuple[LawParams, int]:
     """The inverse of `to_law_spec`: (params, seed). Ranges are not checked here.
 
-    Raises ParamError when stop_token_ids is no int32 array.
+    Raises ParamError when stop_token_ids is no int32 array, or the grammar names no language.
     """
     from dataclasses import replace
 
     if len(message.stop_token_ids) % 4:
         raise ParamError("law.stop_token_ids", f"has {len(message.stop_token_ids)} bytes, not a multiple of 4")
-
     params = replace(
         from_sampling(message.sampling),
         prompt_length=message.prompt_length,
         stop_token_ids=tuple(np.frombuffer(message.stop_token_ids, dtype="<i4").tolist()),
         min_tokens=message.min_tokens,
+        grammar=from_grammar(message.grammar) if message.HasField("grammar") else None,
     )
+    if message.HasField("grammar") and params.grammar is None:
+        raise ParamError("law.grammar", "names no language")
     return params, message.seed

@@ -5,6 +5,7 @@ import logging
 from outrider.config import WorkerConfig
 from outrider.lm.engine import Engine
 from outrider.lm.load import EngineOptions, load_engine
+from outrider.lm.quiet import Progress
 
 log = logging.getLogger(__name__)
 
@@ -20,8 +21,17 @@ def configured_engine(config: WorkerConfig, *, layers: int = 0) -> Engine:
         context_length=config.context_length,
         layers=layers,
     )
-    return load_engine(config.model, options, _log_progress)
+    return load_engine(config.model, options, log_progress())
 
 
-def _log_progress(fraction: float, what: str) -> None:
-    log.info("loading %3.0f %% %s", 100 * fraction, what)
+def log_progress() -> Progress:
+    """Logs every tenth of the way once: `loading 40 % (loading weights)`."""
+    last = -1
+
+    def report(fraction: float, what: str) -> None:
+        nonlocal last
+        if (tenth := int(10 * fraction)) > last:
+            last = tenth
+            log.info("loading %d %% (%s)", 10 * tenth, what)
+
+    return report

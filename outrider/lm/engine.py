@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 import torch
+from transformers import PreTrainedTokenizerBase
 
 from outrider.law.sparse import Int32Array
 
@@ -30,6 +31,7 @@ class EngineInfo:
         eos_token_ids: end-of-sequence tokens.
         vocab_fingerprint: SHA-256 hex over the (id, token) pairs.
         token_hashes: [vocab_size] uint32 little-endian bytes, CRC-32 of each token's text.
+        tokenizer: what spells the tokens; None where the vocabulary is bare ids.
     """
 
     model_id: str
@@ -40,6 +42,7 @@ class EngineInfo:
     eos_token_ids: tuple[int, ...]
     vocab_fingerprint: str
     token_hashes: bytes = field(repr=False, default=b"")
+    tokenizer: PreTrainedTokenizerBase | None = field(repr=False, compare=False, default=None)
 
 
 class SequenceState(Protocol):

@@ -13,6 +13,7 @@ from outrider.lm.attention import ATTENTION, Recording
 from outrider.lm.causal_lm import CausalLm, run_model
 from outrider.lm.checkpoint import load_config, load_weights
 from outrider.lm.engine import Engine, EngineInfo, ModelRefused
+from outrider.lm.gguf_once import gguf_read_once
 from outrider.lm.kv import PagePool
 from outrider.lm.kv_storage import KvStorage, LayerShape
 from outrider.lm.packed import pack_linears
@@ -96,7 +97,7 @@ def load_engine(model: str, options: EngineOptions = EngineOptions(), progress: 
         torch.set_num_threads(options.threads)
     device = _device(options.device)
     report(0.0, "reading the configuration")
-    with refusing(source.name), quiet(lambda part, what: report(0.05 + 0.75 * part, what)):
+    with refusing(source.name), gguf_read_once(), quiet(lambda part, what: report(0.05 + 0.75 * part, what)):
         config = load_config(source, options.layers)
         vocabulary = _vocabulary(source, options.tokenizer, config)
         model_with_weights = load_weights(source, config, options.dtype, device)
@@ -150,6 +151,7 @@ def _assemble(
         eos_token_ids=_eos_token_ids(model, size),
         vocab_fingerprint=vocabulary.fingerprint,
         token_hashes=vocabulary.token_hashes[: 4 * size],
+        tokenizer=vocabulary.tokenizer,
     )
     storage = KvStorage(layers, pages, options.page_size, model.device)
     return CausalLm(model, info, PagePool(pages, options.page_size), storage)

@@ -10,6 +10,7 @@ import numpy as np
 from outrider.law.params import SeededLaw
 from outrider.law.sparse import Int32Array
 from outrider.lm.engine import SequenceState
+from outrider.lm.grammars import SessionGrammar
 from outrider.net.arrays import PrefixHash
 from outrider.net.errors import OutriderError
 from outrider.v1 import types_pb2
@@ -30,6 +31,7 @@ class Session(Generic[Key]):
         sequence: the engine's state, a prefix of `tokens`; None when nothing is cached.
         used_at: monotonic seconds of the last use.
         law: what the session was opened with, where its worker needs that; None otherwise.
+        grammar: where the session stands in its language; None when the law has none.
     """
 
     def __init__(self, key: Key) -> None:
@@ -37,6 +39,7 @@ class Session(Generic[Key]):
         self.sequence: SequenceState | None = None
         self.used_at = time.monotonic()
         self.law: SeededLaw | None = None
+        self.grammar: SessionGrammar | None = None
         self._buffer = np.empty(64, np.int32)
         self._length = 0
         self._hash = PrefixHash()

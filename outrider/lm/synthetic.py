@@ -79,6 +79,7 @@ class SyntheticEngine:
             eos_token_ids=(spec.eos,) if spec.eos >= 0 else (),
             vocab_fingerprint=vocabulary.fingerprint,
             token_hashes=vocabulary.token_hashes,
+            tokenizer=vocabulary.tokenizer,
         )
 
     @property

@@ -27,11 +27,13 @@ class Vocabulary:
         size: number of real token ids.
         fingerprint: SHA-256 hex over the (id, token) pairs.
         token_hashes: CRC-32 of each token's UTF-8 text, uint32 little-endian, by id; 0 for unused ids.
+        tokenizer: where it is from; None where it is bare ids.
     """
 
     size: int
     fingerprint: str
     token_hashes: bytes = field(repr=False)
+    tokenizer: PreTrainedTokenizerBase | None = field(repr=False, compare=False, default=None)
 
 
 def load_tokenizer(model: str) -> PreTrainedTokenizerBase:
@@ -61,7 +63,7 @@ def vocabulary_of(tokenizer: PreTrainedTokenizerBase) -> Vocabulary:
         text = token.encode("utf-8", "surrogatepass")
         digest.update(index.to_bytes(4, "little") + len(text).to_bytes(4, "little") + text)
         hashes[index] = zlib.crc32(text)
-    return Vocabulary(size, digest.hexdigest(), hashes.tobytes())
+    return Vocabulary(size, digest.hexdigest(), hashes.tobytes(), tokenizer)
 
 
 def first_difference(ours: bytes, theirs: bytes) -> int | None:

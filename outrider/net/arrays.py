@@ -6,6 +6,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from outrider.law.logprobs import LogprobRows
 from outrider.law.rows import SupportRows
 from outrider.law.sparse import Float32Array, Int32Array, SparseLaw
 from outrider.v1 import draft_pb2, target_pb2, types_pb2
@@ -167,3 +168,31 @@ def sample_from_message(message: target_pb2.SampleRows, lookahead: int, vocab_si
     if len(tokens) != lookahead + 1:
         raise ArrayError(f"sample.tokens holds {len(tokens)} tokens for a block of {lookahead}")
     return tokens
+
+
+def logprobs_message(rows: LogprobRows) -> target_pb2.LogprobRows:
+    """The log probabilities of one block."""
+    return target_pb2.LogprobRows(
+        support=rows.support.astype("<f4", copy=False).tobytes(),
+        drawn=rows.drawn.astype("<f4", copy=False).tobytes(),
+        top_ids=to_bytes(rows.top_ids),
+        top=rows.top.astype("<f4", copy=False).tobytes(),
+    )
+
+
+def logprobs_from_message(
+    message: target_pb2.LogprobRows, entries: int, lookahead: int, top: int, vocab_size: int
+) -> LogprobRows:
+    """The log probabilities of a block with so many support tokens. Raises ArrayError when a size, a token or a number
+    is impossible.
+    """
+    rows = lookahead + 1
+    support, drawn = float32s(message.support, "logprobs.support"), float32s(message.drawn, "logprobs.drawn")
+    ids = tokens_in_vocab(message.top_ids, "logprobs.top_ids", vocab_size)
+    values = float32s(message.top, "logprobs.top")
+    width = min(top, vocab_size)
+    if (len(support), len(drawn), len(ids), len(values)) != (entries, rows, rows * width, rows * width):
+        raise ArrayError(f"logprobs has {len(support)}, {len(drawn)}, {len(ids)} and {len(values)} entries")
+    if any(np.isnan(part).any() for part in (support, drawn, values)):
+        raise ArrayError("logprobs holds NaN")
+    return LogprobRows(support, drawn, ids.reshape(rows, width), values.reshape(rows, width))

@@ -18,7 +18,8 @@ from outrider.v1.types_pb2 import ErrorReason
 
 DOMAIN = "outrider"
 _PREFIX = "ERROR_REASON_"
-_REASONS = frozenset(types_pb2.ErrorReason.keys())
+_REASONS = frozenset(types_pb2.ErrorReason.keys()) - {_PREFIX + "UNSPECIFIED"}
+_MAX_MESSAGE_BYTES = 1_000
 
 CODES: dict[ErrorReason.ValueType, grpc.StatusCode] = {
     types_pb2.ERROR_REASON_SESSION_NOT_FOUND: grpc.StatusCode.NOT_FOUND,
@@ -76,7 +77,7 @@ def to_status(error: OutriderError) -> Status:
     if error.retry_after is not None:
         fraction, whole = math.modf(error.retry_after)
         details.append(_packed(RetryInfo(retry_delay=Duration(seconds=int(whole), nanos=int(fraction * 1e9)))))
-    return Status(code=error.code.value[0], message=error.message, details=details)
+    return Status(code=error.code.value[0], message=_short(error.message), details=details)
 
 
 def from_status(status: Status) -> OutriderError:
@@ -102,6 +103,14 @@ async def abort(context: "grpc.aio.ServicerContext[object, object]", error: Outr
     """Ends the call with the error's status."""
     await context.abort_with_status(rpc_status.to_status(to_status(error)))
     raise AssertionError("abort_with_status returned")
+
+
+def _short(message: str) -> str:
+    """A status travels in trailers, twice, and peers refuse trailers above 8 KiB: the call would lose its reason."""
+    data = message.encode("utf-8", "replace")
+    if len(data) <= _MAX_MESSAGE_BYTES:
+        return data.decode()
+    return data[:_MAX_MESSAGE_BYTES].decode("utf-8", "ignore") + " ..."
 
 
 def _packed(message: ErrorInfo | RetryInfo) -> Any:

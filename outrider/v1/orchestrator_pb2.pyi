@@ -226,10 +226,14 @@ class GenerateRequest(_message.Message):
     """Seed of the session's noise; unset draws a random one, returned in `started`."""
     session_id: _builtins.str
     """Client-chosen id, 1 to 128 characters of [A-Za-z0-9._-]; empty lets the orchestrator choose. With n > 1 the choices
-    have sessions of their own, named after it with ".1", ".2", ... appended (at most 120 characters then).
+    have sessions of their own: choice 0 has this id (at most 120 characters then), the others have it with ".1", ".2",
+    ... appended.
     """
     n: _builtins.int
-    """Number of independent generations. Range [0, 16]; 0 means 1. Choice 0 has the seed, the others seeds derived from it."""
+    """Number of independent generations. Range [0, 16]; 0 means 1. Choice 0 has the seed, the others seeds derived from it.
+    The messages of all choices share the stream. A choice whose session is cancelled ends with FINISH_REASON_CANCELLED
+    and the others go on; when all were cancelled, the call ends with ABORTED. Any other failure ends the whole call.
+    """
     logprobs: _builtins.int
     """Whether log probabilities are wanted, and how many of the likeliest tokens beside each emitted one. Range [0, 20]."""
     @_builtins.property
@@ -427,7 +431,9 @@ class Speculation(_message.Message):
     proposer: _draft_pb2.Proposer.ValueType
     """What makes the blocks; unset uses the draft worker's default, or `prediction` when one is given."""
     prediction: _builtins.str
-    """The client's own expected output, used as the draft by PROPOSER_PREDICTION. At most 256 KiB of UTF-8."""
+    """The client's own expected output, used as the draft by PROPOSER_PREDICTION. At most 256 KiB of UTF-8; of its
+    tokens the first 65536 are used.
+    """
     row_format: _target_pb2.RowFormat.ValueType
     """What crosses the wire between target and orchestrator; unset picks SUPPORT for `ratio` and `block` and SAMPLE for
     `greedy` and `coupled`. The tokens do not depend on it.

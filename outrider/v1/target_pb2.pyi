@@ -384,9 +384,11 @@ class LogprobRows(_message.Message):
     drawn: _builtins.bytes
     """Of tail_tokens or of the drawn tokens. float32[lookahead + 1]."""
     top_ids: _builtins.bytes
-    """The likeliest tokens of each row, descending, lower ids first among equals. int32[lookahead + 1, logprobs]."""
+    """The likeliest tokens of each row, descending, lower ids first among equals.
+    int32[lookahead + 1, min(logprobs, vocabulary)].
+    """
     top: _builtins.bytes
-    """Their logarithms. float32[lookahead + 1, logprobs]."""
+    """Their logarithms. float32[lookahead + 1, min(logprobs, vocabulary)]."""
     def __init__(
         self,
         *,

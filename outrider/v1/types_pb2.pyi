@@ -210,7 +210,8 @@ Global___SamplingParams: _TypeAlias = SamplingParams  # noqa: Y015
 @_typing.final
 class Grammar(_message.Message):
     """A language that the whole output must belong to. Tokens that cannot go on to a member of it are masked before
-    temperature; the stop tokens are allowed exactly where the output is a member.
+    temperature; the stop tokens are allowed exactly where the output is a member. Needs at least one stop token and a
+    min_tokens of 0. An output that max_tokens or a stop string ends earlier is the beginning of a member.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -219,7 +220,7 @@ class Grammar(_message.Message):
     REGEX_FIELD_NUMBER: _builtins.int
     LARK_FIELD_NUMBER: _builtins.int
     json_schema: _builtins.str
-    """JSON texts that a JSON Schema accepts; "{}" accepts any JSON text."""
+    """JSON texts that a JSON Schema accepts, properties in the order of the schema; "{}" accepts any JSON text."""
     regex: _builtins.str
     """Texts that a regular expression matches whole (Rust regex syntax, no look-around)."""
     lark: _builtins.str

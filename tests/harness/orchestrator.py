@@ -1,6 +1,7 @@
 """An orchestrator inside the test's own event loop, over real gRPC, and a client that collects what it streams."""
 
 import asyncio
+from collections import defaultdict
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -86,6 +87,13 @@ class RunningOrchestrator:
             generation.add(response)
         return generation
 
+    async def choices(self, request: GenerateRequest, deadline: float = DEADLINE) -> list[Generation]:
+        """Runs all generations of a request to their ends."""
+        generations: dict[int, Generation] = defaultdict(Generation)
+        async for response in self.stub.Generate(request, timeout=deadline):
+            generations[response.choice].add(response)
+        return [generations[number] for number in sorted(generations)]
+
     async def until_linked(self, targets: int, drafts: int, deadline: float = DEADLINE) -> None:
         """Returns when so many workers are in use."""
         pools = self.core
@@ -146,6 +154,7 @@ def ask(
     session_id: str = "",
     stop: StopConditions | None = None,
     acceptance: int = 0,
+    row_format: int = 0,
     proposer: int = 0,
     **sampling: object,
 ) -> GenerateRequest:
@@ -157,7 +166,12 @@ def ask(
         token_ids=TokenIds(ids=prompt),
         sampling=SamplingParams(**sampling),  # type: ignore[arg-type]
         stop=conditions,
-        speculation=Speculation(lookahead=lookahead, acceptance=acceptance, proposer=proposer),  # type: ignore[arg-type]
+        speculation=Speculation(
+            lookahead=lookahead,
+            acceptance=acceptance,  # type: ignore[arg-type]
+            proposer=proposer,  # type: ignore[arg-type]
+            row_format=row_format,  # type: ignore[arg-type]
+        ),
         session_id=session_id,
     )
     if seed is not None:

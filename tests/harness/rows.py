@@ -31,7 +31,7 @@ def reference_rows(target_probs, draft_law: SparseLaw, noise) -> SupportRows:
 def law_rows(target_probs, draft_law: SparseLaw, noise) -> SupportRows:
     """`support_rows` of one block; arguments as in `reference_rows`."""
     block = Support(noise, draft_law.sizes, draft_law.token_ids)
-    (rows,) = support_rows(torch.from_numpy(np.ascontiguousarray(target_probs)), [block])
+    (rows,) = support_rows(torch.asarray(target_probs).contiguous(), [block])
     return rows
 
 

@@ -281,9 +281,16 @@ def _broken(open_: bool = True, **fields: object) -> draft_pb2.DraftCommand:
     return command
 
 
+def _odd_stop_tokens() -> draft_pb2.DraftCommand:
+    command = open_command("s", [1, 2], 2)
+    command.open.law.stop_token_ids = b"abc"
+    return command
+
+
 @pytest.mark.parametrize(
     ("command", "message"),
     [
+        (_odd_stop_tokens(), "law.stop_token_ids has 3 bytes"),
         (_broken(tokens=b""), "open.tokens holds 0 tokens"),
         (_broken(tokens=b"\0\0\0"), "open.tokens has 3 bytes"),
         (_broken(tokens=int32([1, 16]).tobytes()), "open.tokens holds token 16, outside [0, 16)"),

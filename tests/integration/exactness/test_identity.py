@@ -11,6 +11,7 @@ import pytest
 from outrider.v1.orchestrator_pb2 import (
     ACCEPTANCE_GREEDY,
     ACCEPTANCE_RATIO,
+    PLAIN_REASON_DRAFT_ERROR,
     PLAIN_REASON_LAST_TOKEN,
     PLAIN_REASON_PREFILL,
     TOKEN_ORIGIN_BONUS,
@@ -137,5 +138,8 @@ async def test_a21_prompt_lookup_changes_nothing_either() -> None:
         requests = (ask(prompt, max_tokens=60, lookahead=5, **GREEDY) for prompt in PROMPTS)
         generations = await system.generate_all(requests)
         assert [one.ids for one in generations] == expected
+        # The worker holds what it proposed: it never has to be told again.
+        reasons = {each.plain_reason for one in generations for each in one.rounds}
+        assert PLAIN_REASON_DRAFT_ERROR not in reasons
         # Greedy text over 16 tokens soon repeats itself.
         assert sum(one.accepted for one in generations) > 20

@@ -2,20 +2,28 @@
 
 import sys
 from collections.abc import AsyncIterator
+from pathlib import Path
 
 import grpc
 import pytest
 from google.protobuf.message import Message
 
-from outrider.cli.request import set_fields, set_input
+from outrider.cli.request import set_fields, set_grammar, set_input
 from outrider.cli.run import Failure, rpc_failure, run
 from outrider.net.errors import OutriderError, abort
+from outrider.v1 import draft_pb2, target_pb2, types_pb2
 from outrider.v1 import orchestrator_pb2 as pb
-from outrider.v1 import types_pb2
 from outrider.v1.orchestrator_pb2_grpc import OrchestratorServiceServicer, add_OrchestratorServiceServicer_to_server
 from tests.harness.processes import ROOT
 
-TOKEN = pb.Token(id=1, text="hé", origin=pb.TOKEN_ORIGIN_ACCEPTED)
+TOKEN = pb.Token(
+    id=1,
+    text="hé",
+    origin=pb.TOKEN_ORIGIN_ACCEPTED,
+    logprob=-0.5,
+    top_logprobs=[pb.TopLogprob(id=4, logprob=-0.25)],
+)
+ROUND = pb.Round(drafted=1, accepted=1, target_passes=1)
 
 
 class ScriptedOrchestrator(OrchestratorServiceServicer):
@@ -28,9 +36,11 @@ class ScriptedOrchestrator(OrchestratorServiceServicer):
         self.requests.append(request)
         if request.prompt == "full":
             await abort(context, OutriderError(types_pb2.ERROR_REASON_QUEUE_FULL, "the queue is full", retry_after=2.5))
-        yield pb.GenerateResponse(started=pb.Started(session_id="s", seed=7))
-        yield pb.GenerateResponse(tokens=[TOKEN], round=pb.Round(drafted=1, accepted=1, target_passes=1))
-        yield pb.GenerateResponse(finish=pb.Finish(reason=pb.FINISH_REASON_STOP, usage=pb.Usage(completion_tokens=1)))
+        usage = pb.Usage(completion_tokens=1)
+        for choice in range(max(1, request.n)):
+            yield pb.GenerateResponse(started=pb.Started(session_id="s", seed=7), choice=choice)
+            yield pb.GenerateResponse(tokens=[TOKEN], round=ROUND, choice=choice)
+            yield pb.GenerateResponse(finish=pb.Finish(reason=pb.FINISH_REASON_STOP, usage=usage), choice=choice)
 
     async def GetInfo(self, request: Message, context) -> pb.OrchestratorServiceGetInfoResponse:  # type: ignore[no-untyped-def]
         worker = pb.WorkerStatus(kind="draft", address="h:1", usable=False, reason="other vocabulary")
@@ -72,6 +82,49 @@ async def test_text_goes_to_stdout_and_the_rest_to_stderr(orchestrator: tuple[st
     assert request.sampling.HasField("temperature")
     assert request.speculation.HasField("lookahead")
     assert not request.stop.HasField("max_tokens")
+
+
+async def test_every_option_of_the_surface_arrives(
+    orchestrator: tuple[str, ScriptedOrchestrator], tmp_path: Path
+) -> None:
+    address, servicer = orchestrator
+    (tmp_path / "expected").write_text("é", encoding="utf-8")
+    code, out, err = await outrider(
+        *("generate", "hi", "--raw", "--address", address, "--logit-bias", "5=-1.5", "--logit-bias", "6=100"),
+        *("--allow-token", "5", "--allow-token", "6", "--ban-token", "7", "--stop-token", "8", "-n", "2"),
+        *("--logprobs", "1", "--acceptance", "block", "--row-format", "logits", "--law-top", "9"),
+        *("--prediction", str(tmp_path / "expected"), "--proposer", "prediction"),
+    )
+    assert (code, out) == (0, "hé\nhé\n")
+    assert "choice 1:" in err
+    assert err.count("-0.5000  4: -0.2500") == 2
+    (request,) = servicer.requests
+    assert dict(request.sampling.logit_bias) == {5: -1.5, 6: 100}
+    assert list(request.sampling.allowed_token_ids) == [5, 6]
+    assert (list(request.sampling.banned_token_ids), list(request.stop.token_ids)) == ([7], [8])
+    assert (request.n, request.logprobs) == (2, 1)
+    speculation = request.speculation
+    assert (speculation.acceptance, speculation.row_format) == (pb.ACCEPTANCE_BLOCK, target_pb2.ROW_FORMAT_LOGITS)
+    assert (speculation.law_top, speculation.prediction) == (9, "é")
+    assert speculation.proposer == draft_pb2.PROPOSER_PREDICTION
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--logit-bias", "5"), "--logit-bias '5' is not ID=VALUE"),
+        (("--logit-bias", "x=1"), "--logit-bias 'x=1' is not ID=VALUE"),
+        (("--ban-token", str(2**31)), "--ban-token cannot be"),
+        (("--prediction", "no/such/file"), "cannot read no/such/file: No such file"),
+        (("-n", "-1"), "n cannot be -1"),
+    ],
+)
+async def test_what_the_wire_cannot_carry_is_one_line(arguments: tuple[str, ...], message: str) -> None:
+    code, out, err = await outrider("generate", "hi", *arguments)
+    assert (code, out) == (1, "")
+    assert message in err
+    assert err.startswith("error: ")
+    assert err.count("\n") == 1
 
 
 async def test_color_can_be_forced(orchestrator: tuple[str, ScriptedOrchestrator]) -> None:
@@ -151,3 +204,29 @@ def test_failure_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
         run(work())
     assert caught.value.code == 1
     assert capsys.readouterr().err == "error: two lines\n"
+
+
+def test_a_grammar_is_read_from_its_option(tmp_path: Path) -> None:
+    schema = tmp_path / "schema.json"
+    schema.write_text('{"type": "string"}')
+    request = pb.GenerateRequest()
+    set_grammar(request, json_schema=None, regex=None, lark=None)
+    assert not request.HasField("grammar")
+    set_grammar(request, json_schema=schema, regex=None, lark=None)
+    assert request.grammar.json_schema == '{"type": "string"}'
+    set_grammar(request, json_schema=None, regex="", lark=None)
+    assert request.grammar.WhichOneof("language") == "regex"
+    set_grammar(request, json_schema=None, regex=None, lark=schema)
+    assert request.grammar.WhichOneof("language") == "lark"
+
+
+def test_a_grammar_that_cannot_be_read_is_a_failure(tmp_path: Path) -> None:
+    request = pb.GenerateRequest()
+    with pytest.raises(Failure, match="exclude each other"):
+        set_grammar(request, json_schema=tmp_path, regex="a", lark=None)
+    with pytest.raises(Failure, match=r"cannot read .*missing"):
+        set_grammar(request, json_schema=tmp_path / "missing", regex=None, lark=None)
+    latin = tmp_path / "latin"
+    latin.write_bytes(b"\xe9")
+    with pytest.raises(Failure, match="not valid UTF-8"):
+        set_grammar(request, json_schema=None, regex=None, lark=latin)

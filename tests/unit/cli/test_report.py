@@ -1,7 +1,7 @@
 from rich.console import Console
 
 from outrider.cli.client import Generation
-from outrider.cli.demo import first_difference
+from outrider.cli.demo_runs import first_difference
 from outrider.cli.report import Comparison, comparison_table, number, percent, reason_text, speed_up, summary
 from outrider.cli.stats import RunStats
 from outrider.v1 import orchestrator_pb2 as pb
@@ -14,6 +14,10 @@ def run_of(*accepted: int, drafted: int, tokens: int, seconds: float) -> RunStat
             pb.Round(drafted=drafted, accepted=count, target_passes=1, wire_bytes=1000, verify_micros=25_000)
         )
     return stats
+
+
+def compared(kind: str, speculative: RunStats, plain: RunStats) -> Comparison:
+    return Comparison(kind, speculative, plain, draft="prompt_lookup", lookahead=8)
 
 
 def shown(*comparisons: Comparison, width: int = 80) -> list[str]:
@@ -30,7 +34,8 @@ def cells(lines: list[str], label: str) -> list[str]:
 def test_table_shows_both_ways_side_by_side() -> None:
     fast = run_of(4, 0, drafted=4, tokens=6, seconds=0.05)
     slow = run_of(0, 0, 0, 0, 0, 0, drafted=0, tokens=6, seconds=0.15)
-    lines = shown(Comparison("chat", fast, slow))
+    lines = shown(compared("chat", fast, slow))
+    assert cells(lines, "lookahead") == ["8", "0"]
     assert cells(lines, "tokens/s") == ["120.0", "40.0"]
     assert cells(lines, "target passes") == ["2", "6"]
     assert cells(lines, "tokens/pass") == ["3.00", "1.00"]
@@ -41,20 +46,20 @@ def test_table_shows_both_ways_side_by_side() -> None:
     assert cells(lines, "speed-up") == ["3.00×"]
 
 
-def test_four_kinds_fit_a_terminal_of_80_columns() -> None:
+def test_three_kinds_fit_a_terminal_of_80_columns() -> None:
     stats = run_of(4, 4, drafted=8, tokens=1234, seconds=1.9)
     stats.wire_bytes, stats.target_passes = 1234 * 456_789, 400
-    lines = shown(*(Comparison(kind, stats, stats) for kind in ("chat", "code", "quoting", "total")))
+    lines = shown(*(compared(kind, stats, stats) for kind in ("chat", "code", "quoting")))
     assert max(map(len, lines)) <= 80
     assert not any("…" in line for line in lines)
-    assert cells(lines, "wire kB/token") == ["456.8"] * 8
+    assert cells(lines, "wire kB/token") == ["456.8"] * 6
 
 
 def test_i4_table_of_nothing_has_dashes() -> None:
-    lines = shown(Comparison("chat", RunStats(), RunStats()))
+    lines = shown(compared("chat", RunStats(), RunStats()))
     assert cells(lines, "tokens/s") == ["–", "–"]
     assert cells(lines, "speed-up") == ["–"]
-    assert speed_up(Comparison("x", run_of(drafted=0, tokens=0, seconds=1.0), RunStats(seconds=1.0))) == "–"
+    assert speed_up(compared("x", run_of(drafted=0, tokens=0, seconds=1.0), RunStats(seconds=1.0))) == "–"
 
 
 def test_summary_counts_and_explains() -> None:

@@ -34,6 +34,9 @@ class OutputPenalties(LogitsProcessor):
 def their_processors(params, vocab_size):
     bias = {(token,): float(value) for token, value in params.logit_bias if value > -100}
     banned = [token for token, value in params.logit_bias if value == -100]
+    banned += params.banned_token_ids
+    if params.allowed_token_ids:
+        banned += sorted(set(range(vocab_size)) - set(params.allowed_token_ids))
     stops = list(params.stop_token_ids)
     wanted = [
         (params.repetition_penalty != 1, lambda: theirs.RepetitionPenaltyLogitsProcessor(params.repetition_penalty)),
@@ -77,6 +80,9 @@ def random_params(rng, vocab_size):
         prompt_length=int(rng.integers(1, 10)),
         stop_token_ids=maybe(tuple(ids[-2:].tolist()), ()),
         min_tokens=int(rng.integers(0, 10)),
+        # Whatever else is masked, one token is left.
+        allowed_token_ids=maybe(tuple(ids[: vocab_size // 2 + 1].tolist()), ()),
+        banned_token_ids=maybe(tuple(ids[vocab_size // 4 + 1 :: 2].tolist()), ()),
     )
 
 
@@ -121,6 +127,10 @@ def test_any_combination_equals_transformers(vocab_size, rows):
         {"min_p": 0.2},
         {"min_p": 1.0},
         {"stop_token_ids": (1, 2), "min_tokens": 40},
+        {"allowed_token_ids": (3, 7, 3, 29)},
+        {"banned_token_ids": (5, 0, 5)},
+        {"allowed_token_ids": (1, 2, 3), "banned_token_ids": (2,), "stop_token_ids": (1, 2), "min_tokens": 40},
+        {"allowed_token_ids": (3, 5, 7), "logit_bias": ((3, 4.0), (5, -100.0), (9, 100.0))},
     ],
 )
 def test_each_transform_alone_equals_transformers(params):

@@ -117,6 +117,25 @@ async def test_h1_a_cancelled_item_is_not_sent_and_an_abandoned_call_is_cancelle
     await batcher.close()
 
 
+async def test_h1_items_that_are_cancelled_while_the_worker_hangs_leave_nothing_behind() -> None:
+    worker = Worker()
+    batcher = Batcher(worker.send, calls_in_flight=1)
+    hanging = asyncio.create_task(batcher.verify(item("x")))
+    await worker.wait_for_calls(1)
+    before = len(asyncio.all_tasks())
+    for _ in range(50):
+        gone = asyncio.create_task(batcher.verify(item("gone")))
+        await settle()
+        gone.cancel()
+    await settle()
+    assert not batcher._short.waiting
+    assert len(asyncio.all_tasks()) == before
+    worker.gates[0].set()
+    await hanging
+    assert worker.calls == [["x"]]
+    await batcher.close()
+
+
 async def test_one_cancelled_item_does_not_cancel_its_neighbours() -> None:
     worker = Worker()
     batcher = Batcher(worker.send, calls_in_flight=1)

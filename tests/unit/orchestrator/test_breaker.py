@@ -59,3 +59,17 @@ def test_failed_probes_wait_longer_up_to_the_limit() -> None:
         waits.append(waited)
         breaker.failure()
     assert waits == [1.0, 2.0, 4.0, 4.0]
+
+
+def test_failures_of_calls_that_began_before_it_opened_do_not_keep_it_open() -> None:
+    clock = Clock()
+    breaker = opened(clock)
+    clock.now += 0.9
+    for _ in range(40):
+        breaker.failure()
+    clock.now += 0.1
+    assert breaker.allows(), "the first cooldown, from when it opened"
+    breaker.failure()
+    breaker.failure()
+    clock.now += 2.0
+    assert breaker.allows(), "one probe failed: doubled once"

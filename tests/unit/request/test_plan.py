@@ -59,6 +59,16 @@ SAMPLING = [
     ({"logit_bias": {5: 100.5}}, "sampling.logit_bias[5]"),
     ({"logit_bias": {5: NAN}}, "sampling.logit_bias[5]"),
     ({"logit_bias": dict.fromkeys(range(1025), 1.0)}, "sampling.logit_bias has 1025 entries, limit 1024"),
+    ({"allowed_token_ids": [3, 402]}, "sampling.allowed_token_ids is 402, must be in [0, 401]"),
+    ({"allowed_token_ids": [3, -1]}, "sampling.allowed_token_ids is -1"),
+    ({"allowed_token_ids": [3] * 65_537}, "sampling.allowed_token_ids has 65537 entries, limit 65536"),
+    ({"banned_token_ids": [402, 3]}, "sampling.banned_token_ids is 402"),
+    ({"banned_token_ids": [3] * 65_537}, "sampling.banned_token_ids has 65537 entries, limit 65536"),
+    ({"banned_token_ids": range(402)}, "sampling.banned_token_ids and what else is masked leave no token"),
+    (
+        {"allowed_token_ids": [3, 4], "banned_token_ids": [4], "logit_bias": {3: -100}},
+        "sampling.allowed_token_ids names only tokens that are banned",
+    ),
 ]
 
 
@@ -94,6 +104,17 @@ FIELDS = [
     ({"speculation": {"proposer": 99}}, "speculation.proposer is 99"),
     ({"speculation": {"row_format": 9}}, "speculation.row_format is 9"),
     ({"speculation": {"law_top": 65_537}}, "speculation.law_top is 65537"),
+    ({"speculation": {"proposer": "PROPOSER_PREDICTION"}}, "speculation.prediction is empty"),
+    (
+        {"speculation": {"proposer": "PROPOSER_MODEL", "prediction": "the"}},
+        "speculation.proposer is model, speculation.prediction needs prediction",
+    ),
+    (
+        {"speculation": {"prediction": "x" * (256 * 1024 + 1)}},
+        "speculation.prediction has 262145 bytes of UTF-8, limit 262144",
+    ),
+    ({"logprobs": 21}, "logprobs is 21, must be in [0, 20]"),
+    ({"logprobs": 10**9}, "logprobs is 1000000000, must be in [0, 20]"),
     ({"session_id": "a b"}, "session_id is 'a b'"),
     ({"session_id": "x" * 129}, "session_id"),
     ({"session_id": "é"}, "session_id"),
@@ -169,6 +190,7 @@ def test_everything_asked_for_arrives() -> None:
             "sampling": {
                 "repetitionPenalty": 1.5, "presencePenalty": 0.5, "frequencyPenalty": -0.5, "temperature": 0.7,
                 "topK": 7, "topP": 0.9, "minP": 0.1, "logitBias": {9: -100, 3: 2.5},
+                "allowedTokenIds": [9, 3, 4], "bannedTokenIds": [4],
             },
             "stop": {"maxTokens": 20, "minTokens": 3, "strings": ["a", "b"], "tokenIds": [9, 5], "ignoreEos": True},
             "seed": 2**64 - 1,
@@ -183,6 +205,7 @@ def test_everything_asked_for_arrives() -> None:
     assert (law.repetition_penalty, law.presence_penalty, law.frequency_penalty) == (1.5, 0.5, -0.5)
     assert (law.temperature, law.top_k, law.top_p, law.min_p) == (0.7, 7, 0.9, 0.1)
     assert law.logit_bias == ((3, 2.5), (9, -100.0))
+    assert (law.allowed_token_ids, law.banned_token_ids) == ((9, 3, 4), (4,))
     assert (law.prompt_length, law.stop_token_ids, law.min_tokens) == (3, (5, 9), 3)
     assert (made.stop.max_tokens, made.stop.min_tokens, made.stop.strings) == (20, 3, ("a", "b"))
     assert (made.seed, made.session_id) == (2**64 - 1, "My.session-1_x")
@@ -219,6 +242,15 @@ def test_a_rule_gets_rows_that_it_can_use(rule: str, compact: str, other: str) -
     assert row_format(row_format="ROW_FORMAT_LOGITS") == "ROW_FORMAT_LOGITS"
     with pytest.raises(OutriderError, match=f"row_format is {other}, {rule.lower()} acceptance needs {compact}"):
         row_format(row_format=f"ROW_FORMAT_{other}")
+
+
+def test_a_prediction_chooses_its_proposer() -> None:
+    made = plan(speculation={"prediction": "the quick"})
+    assert made.proposer == draft_pb2.PROPOSER_PREDICTION
+    assert made.prediction.tolist() == plan(prompt="the quick").prompt.tolist()
+    assert made.prediction.dtype == plan().prediction.dtype == np.int32
+    assert len(plan().prediction) == 0
+    assert len(plan(speculation={"prediction": "\x00" * (256 * 1024)}).prediction) == 65_536
 
 
 def test_session_ids_are_short_and_fit_the_wire() -> None:

@@ -1,0 +1,111 @@
+"""One Generate call: its choices run side by side and share the stream."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any, TypeVar
+
+from orchestrator.choices import number_of_choices
+from orchestrator.core import Orchestrator
+from orchestrator.request import GenerationPlan
+from orchestrator.responses import finished_by_cancel, round_response, started
+from orchestrator.round import run_round
+from orchestrator.running import Running
+from orchestrator.session import Session
+from outrider.net.errors import OutriderError
+from outrider.v1 import types_pb2
+from outrider.v1.orchestrator_pb2 import GenerateRequest, GenerateResponse
+
+Result = TypeVar("Result")
+Send = Callable[[GenerateResponse], Awaitable[None]]
+
+
+class GenerationCall:
+    """One call.
+
+    Args:
+        running: where its sessions can be stopped.
+        send: writes one message to the client; never called twice at a time.
+    """
+
+    def __init__(self, orchestrator: Orchestrator, running: Running, send: Send) -> None:
+        self._orchestrator, self._running, self._send = orchestrator, running, send
+        self._choices = 1
+        self._sending = asyncio.Lock()
+        self._prompt_known = asyncio.Event()
+
+    async def run(self, request: GenerateRequest) -> None:
+        """Streams every choice to its end.
+
+        Raises the OutriderError of the first choice that failed, or SESSION_CANCELLED when all were cancelled.
+        """
+        self._choices = number_of_choices(request)
+        with self._orchestrator.admitted(self._choices):
+            plans = await self._orchestrator.plan(request)
+            cancelled = await _together([self._choice(number, plan, request) for number, plan in enumerate(plans)])
+        if all(cancelled):
+            raise next(error for error in cancelled if error is not None)
+
+    async def _choice(self, number: int, plan: GenerationPlan, request: GenerateRequest) -> OutriderError | None:
+        """Streams one choice to its end. Returns the cancellation of its session, when that was the end."""
+        session: Session | None = None
+        try:
+            async with self._orchestrator.session(plan, request) as session:
+                await self._running.run(plan.session_id, self._stream(number, session))
+                return None
+        except OutriderError as error:
+            if error.reason != types_pb2.ERROR_REASON_SESSION_CANCELLED:
+                raise
+            cancellation = error
+        finally:
+            self._prompt_known.set()
+        if self._choices > 1:
+            await self._write(number, finished_by_cancel(plan, session))
+        return cancellation
+
+    async def _stream(self, number: int, session: Session) -> None:
+        await self._write(number, started(session.plan))
+        if number:
+            # The target shares the pages of a prompt that it knows: the others need not compute it again.
+            await self._prompt_known.wait()
+        finished = False
+        while not finished:
+            emission, stats = await run_round(session, self._orchestrator.services)
+            await self._write(number, round_response(session, emission, stats))
+            self._prompt_known.set()
+            finished = emission.finish is not None
+
+    async def _write(self, number: int, response: GenerateResponse) -> None:
+        """Waits for the client as long as the store keeps the session meanwhile."""
+        response.choice = number
+        ttl = self._orchestrator.config.session_ttl
+        try:
+            async with asyncio.timeout(ttl):
+                await (self._send(response) if self._choices == 1 else self._send_in_turn(response))
+        except TimeoutError:
+            message = f"the client read nothing for {ttl:g} s, and the session has expired"
+            raise OutriderError(types_pb2.ERROR_REASON_SESSION_CANCELLED, message) from None
+
+    async def _send_in_turn(self, response: GenerateResponse) -> None:
+        """Sends wholly also when the choice is cancelled meanwhile: its last message counts the tokens of this one."""
+
+        async def send() -> None:
+            async with self._sending:
+                await self._send(response)
+
+        await asyncio.shield(send())
+
+
+async def _together(works: list[Coroutine[Any, Any, Result]]) -> list[Result]:
+    """What the works return, in their order. The first failure ends all of them."""
+    if len(works) == 1:
+        return [await works[0]]
+    tasks = [asyncio.create_task(work) for work in works]
+    try:
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
+        for task in done:
+            task.result()
+        return [task.result() for task in tasks]
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
