@@ -179,13 +179,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--lookahead", type=int, default=4)
     parser.add_argument("--context", type=int, default=512)
     parser.add_argument("--repeats", type=int, default=15)
+    parser.add_argument("--threads", type=int, default=0, help="torch's threads; 0 leaves them")
     parser.add_argument("--limit", type=float, help="per cent of the pass; by default the model's own")
     parser.add_argument("--smoke", action="store_true", help="a synthetic model, few repeats: shows that this runs")
     options = parser.parse_args(arguments)
+    if options.threads or options.smoke:
+        torch.set_num_threads(options.threads or 1)
     if options.smoke:
         engine = load_engine("synthetic:vocab_size=3000,order=1,pass_ms=100,context_length=1024")
         options.batch, options.repeats, options.context = [1, 2], 3, 32
-        torch.set_num_threads(1)
     else:
         engine = large_engine() if options.large else demo_engine(options.model)
     limit = options.limit if options.limit is not None else LARGE_LIMIT if options.large else DEMO_LIMIT
