@@ -111,7 +111,7 @@ def _rows(positions: int) -> list[tuple[str, _Cell]]:
         *[(f"accepted at {index + 1}", at(index)) for index in range(positions)],
         ("draft ms/round", lambda run: number(run.draft_ms)),
         ("verify ms/round", lambda run: number(run.verify_ms)),
-        ("wire kB/token", lambda run: number(scaled(run.bytes_per_token, 1e-3))),
+        ("bytes/token", lambda run: number(run.bytes_per_token, 0)),
     ]
 
 

@@ -42,17 +42,17 @@ def test_table_shows_both_ways_side_by_side() -> None:
     assert cells(lines, "accepted at 1") == ["50%", "–"]
     assert cells(lines, "accepted at 4") == ["50%", "–"]
     assert cells(lines, "verify ms/round") == ["25.0", "25.0"]
-    assert cells(lines, "wire kB/token") == ["0.3", "1.0"]
+    assert cells(lines, "bytes/token") == ["333", "1,000"]
     assert cells(lines, "speed-up") == ["3.00×"]
 
 
 def test_three_kinds_fit_a_terminal_of_80_columns() -> None:
     stats = run_of(4, 4, drafted=8, tokens=1234, seconds=1.9)
-    stats.wire_bytes, stats.target_passes = 1234 * 456_789, 400
+    stats.wire_bytes, stats.target_passes = 1234 * 98_527, 400
     lines = shown(*(compared(kind, stats, stats) for kind in ("chat", "code", "quoting")))
     assert max(map(len, lines)) <= 80
     assert not any("…" in line for line in lines)
-    assert cells(lines, "wire kB/token") == ["456.8"] * 6
+    assert cells(lines, "bytes/token") == ["98,527"] * 6
 
 
 def test_i4_table_of_nothing_has_dashes() -> None:

@@ -46,3 +46,9 @@ def test_legend_names_the_origins_in_their_colors() -> None:
     writer = TokenWriter(io.StringIO(), color=True)
     assert writer.legend() == "\x1b[32maccepted\x1b[0m  \x1b[31mrecovered\x1b[0m  \x1b[36mbonus\x1b[0m  plain"
     assert TokenWriter(io.StringIO(), color=False).legend() == ""
+
+
+def test_explanation_has_a_line_for_each_origin() -> None:
+    lines = TokenWriter(io.StringIO(), color=True).explanation().splitlines()
+    assert [name in line for (name, _), line in zip(STYLES.values(), lines, strict=True)] == [True] * len(STYLES)
+    assert TokenWriter(io.StringIO(), color=False).explanation() == ""
