@@ -1,7 +1,7 @@
 """Layer 4 of exactness: three processes over gRPC, every outcome of three tokens of six enumerated.
 
-A poor draft under each kind of parameter. As many requests as show each known fault of an acceptance rule with
-probability 0.999; that they do show is tests/integration/exactness/test_statistics.py.
+A poor draft under each kind of parameter, and under each rule. As many requests as show each known fault of `ratio`
+with probability 0.999; that they do show is tests/integration/exactness/test_statistics.py.
 """
 
 import asyncio
@@ -18,6 +18,7 @@ from outrider.cli.system import SystemOptions, running_system
 from outrider.lm.synthetic import SyntheticEngine
 from outrider.lm.synthetic_spec import SyntheticSpec
 from outrider.net.channel import connect
+from outrider.v1.orchestrator_pb2 import ACCEPTANCE_BLOCK, ACCEPTANCE_COUPLED, ACCEPTANCE_RATIO
 from outrider.v1.orchestrator_pb2_grpc import OrchestratorServiceStub
 from tests.harness.orchestrator import Generation, ask
 from tests.harness.outcomes import FAULTS, RIGHT, Sampling, enumerate_outcomes, law_after, p_value, samples_against
@@ -27,12 +28,15 @@ PROMPT, LENGTH, TOKENS = (0, 1, 2), 3, 4
 TARGET = "vocab_size=6,seed=5,scale=1.0"
 DRAFT = f"{TARGET},noise=1.5"
 CONCURRENCY = 64
+PENALTIES = Sampling(repetition_penalty=1.3, presence_penalty=0.4, frequency_penalty=0.5)
 CASES = {
-    "temperature": Sampling(temperature=0.8),
-    "top_k": Sampling(top_k=4),
-    "top_p": Sampling(top_p=0.8),
-    "penalties": Sampling(repetition_penalty=1.3, presence_penalty=0.4, frequency_penalty=0.5),
-    "bias": Sampling(logit_bias={0: 1.5, 3: -100.0}, min_p=0.05),
+    "temperature": (ACCEPTANCE_RATIO, Sampling(temperature=0.8)),
+    "top_k": (ACCEPTANCE_RATIO, Sampling(top_k=4)),
+    "top_p": (ACCEPTANCE_RATIO, Sampling(top_p=0.8)),
+    "penalties": (ACCEPTANCE_RATIO, PENALTIES),
+    "bias": (ACCEPTANCE_RATIO, Sampling(logit_bias={0: 1.5, 3: -100.0}, min_p=0.05)),
+    "block": (ACCEPTANCE_BLOCK, PENALTIES),
+    "coupled": (ACCEPTANCE_COUPLED, Sampling(top_p=0.8)),
 }
 
 
@@ -47,20 +51,20 @@ async def address() -> AsyncIterator[str]:
             yield system.address
 
 
-async def generate(stub: OrchestratorServiceStub, sampling: Sampling, seed: int) -> Generation:
+async def generate(stub: OrchestratorServiceStub, rule: int, sampling: Sampling, seed: int) -> Generation:
     generation = Generation()
-    request = ask(PROMPT, max_tokens=TOKENS, lookahead=1 + seed % 2, seed=seed, **asdict(sampling))
+    request = ask(PROMPT, max_tokens=TOKENS, lookahead=1 + seed % 2, seed=seed, acceptance=rule, **asdict(sampling))
     async for response in stub.Generate(request, timeout=60):
         generation.add(response)
     return generation
 
 
-async def generate_all(address: str, sampling: Sampling, samples: int) -> list[Generation]:
+async def generate_all(address: str, rule: int, sampling: Sampling, samples: int) -> list[Generation]:
     room = asyncio.Semaphore(CONCURRENCY)
 
     async def one(seed: int) -> Generation:
         async with room:
-            return await generate(stub, sampling, seed)
+            return await generate(stub, rule, sampling, seed)
 
     async with connect(address) as channel:
         stub = OrchestratorServiceStub(channel)
@@ -70,14 +74,14 @@ async def generate_all(address: str, sampling: Sampling, samples: int) -> list[G
 @pytest.mark.asyncio(loop_scope="module")
 @pytest.mark.parametrize("case", CASES)
 async def test_a1_the_outcomes_of_three_processes_are_those_of_the_target(case: str, address: str) -> None:
-    sampling = CASES[case]
+    rule, sampling = CASES[case]
     target = enumerate_outcomes(SyntheticEngine(SyntheticSpec.parse(TARGET)), PROMPT, sampling, LENGTH)
     draft = SyntheticEngine(SyntheticSpec.parse(DRAFT))
     assert target.law.sum() == pytest.approx(1.0, abs=1e-9)
     samples = max(
         samples_against(fault, target, lambda said: law_after(draft, PROMPT, said, sampling)) for fault in FAULTS
     )
-    generations = await generate_all(address, sampling, samples)
+    generations = await generate_all(address, rule, sampling, samples)
     assert p_value(target.law, [one.ids[:LENGTH] for one in generations]) > RIGHT
     # The draft is poor, and it is used.
     assert 0.2 < sum(one.accepted for one in generations) / sum(one.drafted for one in generations) < 0.9

@@ -4,6 +4,7 @@ import asyncio
 import gc
 import os
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import grpc
@@ -14,6 +15,8 @@ from orchestrator.store.memory import MemoryStore
 from outrider.v1.orchestrator_pb2 import (
     FINISH_REASON_CANCELLED,
     CancelSessionRequest,
+    GenerateRequest,
+    GenerateResponse,
     OrchestratorServiceGetInfoRequest,
 )
 from tests.harness.engines_lm import served_tiny_engine, text
@@ -43,6 +46,14 @@ async def until_empty(system: RunningSystem) -> None:
     assert (draft.load().queued_items, target.load().queued_items) == (0, 0)
     info = await system.orchestrator.stub.GetInfo(OrchestratorServiceGetInfoRequest(), timeout=10)
     assert info.running_sessions == 0
+
+
+async def code_of(call: "grpc.aio.UnaryStreamCall[GenerateRequest, GenerateResponse]") -> grpc.StatusCode:
+    """The status of a call, which waits behind the messages that are not read."""
+    with suppress(grpc.aio.AioRpcError):
+        while await call.read() is not grpc.aio.EOF:
+            pass
+    return await call.code()
 
 
 async def test_c8_nothing_is_left_of_sessions_that_ended_or_were_aborted() -> None:
@@ -88,10 +99,7 @@ async def test_c8_sessions_that_fail_or_are_cancelled_by_id_leave_nothing() -> N
             call = stub.Generate(ask(max_tokens=3000, lookahead=4, session_id=name), timeout=30)
             await call.read()
             await stub.CancelSession(CancelSessionRequest(session_id=name), timeout=30)
-            assert await call.code() == grpc.StatusCode.ABORTED
-            record = await system.orchestrator.core.store.load(name)
-            assert record is not None
-            assert (record.state, record.finish_reason) == (FINISHED, FINISH_REASON_CANCELLED)
+            assert await code_of(call) == grpc.StatusCode.ABORTED
 
         async def refused() -> None:
             with pytest.raises(grpc.aio.AioRpcError):
@@ -99,6 +107,11 @@ async def test_c8_sessions_that_fail_or_are_cancelled_by_id_leave_nothing() -> N
 
         await asyncio.gather(*map(cancelled, range(30)), *(refused() for _ in range(30)))
         await until_empty(system)
+        # The store is told after the client.
+        for index in range(30):
+            record = await system.orchestrator.core.store.load(f"cancelled-{index}")
+            assert record is not None
+            assert (record.state, record.finish_reason) == (FINISHED, FINISH_REASON_CANCELLED)
 
 
 @pytest.mark.parametrize("proposers", ["model", "prompt_lookup"])

@@ -15,7 +15,7 @@ from tests.harness.orchestrator import ask
 
 # A chat, code, Japanese and a list.
 CHOSEN = (0, 5, 13, 15)
-TOKENS = 20
+TOKENS = 16
 
 # The first test may have to download the weights.
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(900)]

@@ -5,7 +5,8 @@ The right rule is held to the same test over three processes, in tests/process/t
 
 import pytest
 
-from tests.harness.mutants import RULE_MUTANTS, module
+from outrider.v1.orchestrator_pb2 import ACCEPTANCE_RATIO
+from tests.harness.mutants import RATIO_MUTANTS, SHARED_MUTANTS
 from tests.harness.orchestrator import ask
 from tests.harness.outcomes import ALPHA, FAULTS, Sampling, enumerate_outcomes, law_after, p_value, samples_against
 from tests.harness.system import start_system, synthetic
@@ -25,7 +26,14 @@ async def p_value_of(count: int) -> float:
     """Of the first three of four tokens, at lookahead 1 and 2."""
     async with start_system(synthetic(**SPEC), synthetic(**SPEC, noise=2.0)) as system:
         requests = (
-            ask(PROMPT, max_tokens=TOKENS, lookahead=1 + seed % 2, seed=seed, temperature=SAMPLING.temperature)
+            ask(
+                PROMPT,
+                max_tokens=TOKENS,
+                lookahead=1 + seed % 2,
+                seed=seed,
+                acceptance=ACCEPTANCE_RATIO,
+                temperature=SAMPLING.temperature,
+            )
             for seed in range(count)
         )
         generations = await system.generate_all(requests)
@@ -34,5 +42,5 @@ async def p_value_of(count: int) -> float:
 
 @pytest.mark.parametrize("fault", FAULTS)
 async def test_a_mutant_of_the_rule_fails(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, *RULE_MUTANTS[fault])
+    (RATIO_MUTANTS | SHARED_MUTANTS)[fault].install(monkeypatch)
     assert await p_value_of(samples(fault)) < ALPHA
