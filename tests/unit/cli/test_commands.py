@@ -148,8 +148,8 @@ async def test_prompt_from_standard_input(orchestrator: tuple[str, ScriptedOrche
 
 
 async def test_info_says_why_a_worker_is_not_in_use(orchestrator: tuple[str, ScriptedOrchestrator]) -> None:
-    code, out, _ = await outrider("info", "--address", orchestrator[0])
-    assert code == 0
+    code, out, err = await outrider("info", "--address", orchestrator[0])
+    assert code == 0, err
     assert "no: other vocabulary" in out
 
 
