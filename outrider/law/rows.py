@@ -13,10 +13,14 @@ import torch
 
 from outrider.law import couple
 from outrider.law.noise import Purpose, RoundNoise
+from outrider.law.parallel import for_rows
 from outrider.law.race import scores
 from outrider.law.sparse import Float32Array, Int32Array
 
 Float64Array = npt.NDArray[np.float64]
+
+# (row, id, probability, coarse bits) of tokens that may win their rows' races.
+Contenders = tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], Float32Array, npt.NDArray[np.int64]]
 
 # The inverse distribution function looks first for the chunk of this many tokens, then for the token in it.
 _CHUNK = 512
@@ -158,12 +162,13 @@ def _chunk_sums(weights: torch.Tensor) -> Float64Array:
     if weights.device.type != "cpu":
         return _chunk_sums_on_device(weights)
     # A row at a time: torch would turn all of them into float64 first, and a row fits the cache.
-    whole = weights.shape[1] // _CHUNK * _CHUNK
-    sums = np.empty((len(weights), whole // _CHUNK + 1))
-    for row, out in zip(weights.numpy(), sums, strict=True):
-        row[:whole].reshape(-1, _CHUNK).sum(axis=1, dtype=np.float64, out=out[:-1])
-        out[-1] = row[whole:].sum(dtype=np.float64)
-    return sums
+    laws, whole = weights.numpy(), weights.shape[1] // _CHUNK * _CHUNK
+
+    def sums(row: int) -> Float64Array:
+        of_chunks = laws[row, :whole].reshape(-1, _CHUNK).sum(axis=1, dtype=np.float64)
+        return np.append(of_chunks, laws[row, whole:].sum(dtype=np.float64))
+
+    return np.stack(for_rows(sums, *laws.shape))
 
 
 def _chunk_sums_on_device(weights: torch.Tensor) -> Float64Array:
@@ -181,24 +186,22 @@ def _chunk(weights: torch.Tensor, starts: npt.NDArray[np.integer]) -> tuple[npt.
     return ids, np.where(ids < weights.shape[1], values, np.float32(0))
 
 
-def _contenders(
-    target_probs: torch.Tensor, seeds: Sequence[int], positions: Sequence[int]
-) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], Float32Array, npt.NDArray[np.int64]]:
+def _contenders(target_probs: torch.Tensor, seeds: Sequence[int], positions: Sequence[int]) -> Contenders:
     """(row, id, probability, coarse bits) of every token that may win its row's race; at least one a row."""
     if target_probs.device.type != "cpu":
         return _contenders_on_device(target_probs, seeds, positions)
-    found = []
-    for row, (probs, seed, position) in enumerate(zip(target_probs.numpy(), seeds, positions, strict=True)):
-        steps = couple.coarse(seed, position, len(probs))
-        ids = couple.contenders(probs, steps)
-        found.append((np.full(len(ids), row), ids, probs[ids], steps[ids].astype(np.int64)))
-    rows, ids, values, numbers = (np.concatenate(column) for column in zip(*found, strict=True))
-    return rows, ids, values, numbers
+    laws = target_probs.numpy()
+
+    def contenders(row: int) -> Contenders:
+        steps = couple.coarse(seeds[row], positions[row], laws.shape[1])
+        ids = couple.contenders(laws[row], steps)
+        return np.full(len(ids), row), ids, laws[row, ids], steps[ids].astype(np.int64)
+
+    rows, ids, values, numbers = zip(*for_rows(contenders, *laws.shape), strict=True)
+    return np.concatenate(rows), np.concatenate(ids), np.concatenate(values), np.concatenate(numbers)
 
 
-def _contenders_on_device(
-    target_probs: torch.Tensor, seeds: Sequence[int], positions: Sequence[int]
-) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], Float32Array, npt.NDArray[np.int64]]:
+def _contenders_on_device(target_probs: torch.Tensor, seeds: Sequence[int], positions: Sequence[int]) -> Contenders:
     steps = couple.coarse_on(target_probs.device, seeds, positions, target_probs.shape[1])
     rows, ids = couple.contenders_on(target_probs, steps)
     values, numbers = target_probs[rows, ids], steps[rows, ids].long()

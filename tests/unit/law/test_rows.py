@@ -1,7 +1,10 @@
+import threading
+
 import numpy as np
 import pytest
 import torch
 
+from outrider.law import parallel
 from outrider.law import rows as rows_module
 from outrider.law.noise import Purpose, RoundNoise
 from outrider.law.race import race
@@ -202,3 +205,28 @@ def test_support_rows_are_arrays_of_the_documented_types():
     (made,) = support_rows(probs, [block_over(probs.numpy(), RoundNoise(1, 1))])
     assert isinstance(made, SupportRows)
     assert (made.probs.dtype, made.tail_masses.dtype, made.tail_tokens.dtype) == (np.float32, np.float64, np.int32)
+
+
+@pytest.mark.parametrize("threads", [2, 3, 7])
+def test_threads_change_nothing(threads, monkeypatch):
+    monkeypatch.setattr(parallel, "_LEAST_NUMBERS", 1)
+    probs, noise = softmax(9, 1300), RoundNoise(5, 4)
+    block = block_over(probs.numpy(), noise)
+    used, results = set(), []
+    for count in (1, threads):
+        monkeypatch.setattr(torch, "get_num_threads", lambda count=count: count)
+        results.append((sample_rows(probs, [Sample(noise, 9)])[0].tolist(), support_rows(probs, [block])[0]))
+    parallel.for_rows(lambda row: used.add(threading.get_ident()), 1000, 10)
+    assert len(used) > 1
+    assert results[0][0] == results[1][0]
+    for field in ("probs", "tail_masses", "tail_tokens"):
+        assert getattr(results[0][1], field).tolist() == getattr(results[1][1], field).tolist()
+
+
+def test_an_error_in_a_thread_is_the_callers(monkeypatch):
+    monkeypatch.setattr(parallel, "_LEAST_NUMBERS", 1)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
+    probs = softmax(4, 100)
+    probs[3] = 0.0
+    with pytest.raises(ValueError, match="finite probabilities"):
+        sample_rows(probs, [Sample(RoundNoise(1, 1), 4)])
