@@ -292,8 +292,8 @@ async def test_k3_rows_that_are_no_law_end_their_session_and_no_other(kind: str)
 async def test_k3_a_law_that_the_request_itself_made_empty_is_the_requests_fault() -> None:
     async with start_target(target_engine()) as target, start_orchestrator([target.address]) as orchestrator:
         everything = dict.fromkeys(range(16), -100.0)
-        error = await refused(orchestrator.generate(ask(PROMPT, logit_bias=everything)), "NON_FINITE_LOGITS")
-        assert "nothing left to draw" in error.message
+        error = await refused(orchestrator.generate(ask(PROMPT, logit_bias=everything)), "INVALID_FIELD")
+        assert "leave no token" in error.message
 
 
 LARGE = SyntheticSpec(vocab_size=152_064, context_length=32_768, order=1)
