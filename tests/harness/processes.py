@@ -13,7 +13,7 @@ FAKE = Path(__file__).with_name("fake_service.py")
 
 def fake(name: str, *flags: str) -> Command:
     """A fake service, see fake_service.py."""
-    return Command(name, (sys.executable, str(FAKE), *flags))
+    return Command(name, (sys.executable, str(FAKE), *flags), environment={"PYTHONPATH": str(ROOT)})
 
 
 def runs(pid: int) -> bool:
