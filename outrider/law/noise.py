@@ -86,7 +86,7 @@ class RoundNoise:
         if purpose is Purpose.COUPLE:
             positions = np.broadcast_to(np.asarray(position, dtype=np.int64), token_ids.shape)
             seeds = np.full(len(token_ids), self.seed, dtype=np.uint64)
-            return couple.exponentials(seeds, positions, token_ids, couple.coarse_of(seeds, positions, token_ids))
+            return couple.exponentials_of(seeds, positions, token_ids)
         high, low, _, _ = self._words(purpose, position, token_ids)
         return exponential_of(high, low)
 
@@ -129,7 +129,7 @@ def exponentials_of_rows(
     seeds = np.repeat(np.array([noise.seed for noise in noises], dtype=np.uint64), sizes)
     places = np.repeat(np.array(positions, dtype=np.int64), sizes)
     if purpose is Purpose.COUPLE:
-        return couple.exponentials(seeds, places, token_ids, couple.coarse_of(seeds, places, token_ids))
+        return couple.exponentials_of(seeds, places, token_ids)
     bases = np.repeat(np.array([noise.base_length for noise in noises], dtype=np.int64), sizes)
     counter = (token_ids.astype(np.int64), places, bases, np.full_like(places, int(purpose)))
     high, low, _, _ = philox(counter, key_of(seeds))

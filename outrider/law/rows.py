@@ -11,16 +11,12 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from outrider.law import couple
 from outrider.law.noise import Purpose, RoundNoise
 from outrider.law.parallel import for_rows
-from outrider.law.race import scores
+from outrider.law.sample import winners
 from outrider.law.sparse import Float32Array, Int32Array
 
 Float64Array = npt.NDArray[np.float64]
-
-# (row, id, probability, coarse bits) of tokens that may win their rows' races.
-Contenders = tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], Float32Array, npt.NDArray[np.int64]]
 
 # The inverse distribution function looks first for the chunk of this many tokens, then for the token in it.
 _CHUNK = 512
@@ -109,18 +105,10 @@ def sample_rows(target_probs: torch.Tensor, blocks: Sequence[Sample]) -> list[In
     Returns one [rows] int32 array per block. A row does not depend on its neighbours, to the last bit.
     Raises ValueError when rows and blocks differ in number, or a row is no law.
     """
-    rows = _require_rows(target_probs, [block.rows for block in blocks])
+    _require_rows(target_probs, [block.rows for block in blocks])
     seeds = [block.noise.seed for block in blocks for _ in range(block.rows)]
     positions = [block.noise.base_length + row for block in blocks for row in range(block.rows)]
-    owners, ids, probs, steps = _contenders(target_probs, seeds, positions)
-    exponentials = couple.exponentials(
-        np.array(seeds, dtype=np.uint64)[owners], np.array(positions, dtype=np.int64)[owners], ids, steps
-    )
-    race = scores(probs, exponentials)
-    # Sorted by row, then score, then id: the first of each row wins.
-    order = np.lexsort((ids, race, owners))
-    winners = ids[order][np.searchsorted(owners[order], np.arange(rows))].astype(np.int32)
-    return np.split(winners, np.cumsum([block.rows for block in blocks])[:-1])
+    return np.split(winners(target_probs, seeds, positions), np.cumsum([block.rows for block in blocks])[:-1])
 
 
 def _require_rows(target_probs: torch.Tensor, rows: Sequence[int]) -> int:
@@ -184,25 +172,3 @@ def _chunk(weights: torch.Tensor, starts: npt.NDArray[np.integer]) -> tuple[npt.
     index = torch.from_numpy(np.minimum(ids, weights.shape[1] - 1)).to(weights.device)
     values = weights.gather(1, index).cpu().numpy()
     return ids, np.where(ids < weights.shape[1], values, np.float32(0))
-
-
-def _contenders(target_probs: torch.Tensor, seeds: Sequence[int], positions: Sequence[int]) -> Contenders:
-    """(row, id, probability, coarse bits) of every token that may win its row's race; at least one a row."""
-    if target_probs.device.type != "cpu":
-        return _contenders_on_device(target_probs, seeds, positions)
-    laws = target_probs.numpy()
-
-    def contenders(row: int) -> Contenders:
-        steps = couple.coarse(seeds[row], positions[row], laws.shape[1])
-        ids = couple.contenders(laws[row], steps)
-        return np.full(len(ids), row), ids, laws[row, ids], steps[ids].astype(np.int64)
-
-    rows, ids, values, numbers = zip(*for_rows(contenders, *laws.shape), strict=True)
-    return np.concatenate(rows), np.concatenate(ids), np.concatenate(values), np.concatenate(numbers)
-
-
-def _contenders_on_device(target_probs: torch.Tensor, seeds: Sequence[int], positions: Sequence[int]) -> Contenders:
-    steps = couple.coarse_on(target_probs.device, seeds, positions, target_probs.shape[1])
-    rows, ids = couple.contenders_on(target_probs, steps)
-    values, numbers = target_probs[rows, ids], steps[rows, ids].long()
-    return rows.cpu().numpy(), ids.cpu().numpy(), values.cpu().numpy(), numbers.cpu().numpy()

@@ -125,14 +125,11 @@ def test_a_draft_equal_to_the_target_is_always_kept_whole(lookahead):
 def race_law(row: np.ndarray, monkeypatch) -> np.ndarray:
     scripted = np.empty(len(row))
 
-    def uniforms() -> np.ndarray:
-        return np.minimum(-np.expm1(-scripted), 1 - 2.0**-53)
+    def low_tokens(seeds, positions, vocab_size):
+        return np.append(np.flatnonzero(-np.expm1(-scripted) < couple.LOW), vocab_size)[None]
 
-    def coarse(seed, position, count):
-        return np.floor(uniforms() * couple.STEPS).astype(np.uint16)
-
-    monkeypatch.setattr(couple, "coarse", coarse)
-    monkeypatch.setattr(couple, "exponentials", lambda seeds, positions, ids, steps: scripted[ids])
+    monkeypatch.setattr(couple, "low_tokens", low_tokens)
+    monkeypatch.setattr(couple, "exponentials", lambda seeds, positions, ids, low: scripted[ids])
     probs = torch.from_numpy(row)[None]
 
     def run(runners: dict[int, float], tail: float, uniform: float = 0.5) -> int:

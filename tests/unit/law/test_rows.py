@@ -6,6 +6,7 @@ import torch
 
 from outrider.law import parallel
 from outrider.law import rows as rows_module
+from outrider.law import sample as sample_module
 from outrider.law.noise import Purpose, RoundNoise
 from outrider.law.race import race
 from outrider.law.rows import Sample, Support, SupportRows, sample_rows, support_rows
@@ -20,6 +21,13 @@ def softmax(rows, vocab, scale=3.0, seed=0):
 def ties(rows, vocab):
     """Every token equal."""
     return torch.full((rows, vocab), 1.0 / vocab)
+
+
+def heads(rows, vocab):
+    """One likely token, and all others alike below what races from the start."""
+    probs = torch.full((rows, vocab), 0.9 / (vocab - 1))
+    probs[:, 7] = 0.1
+    return probs
 
 
 def one_hot(rows, vocab):
@@ -45,6 +53,8 @@ LAWS = {
     "top-k": (top_k, 900),
     "steep": (steep, 2000),
     "152k": (softmax, 151_936),
+    "one head": (heads, 40_000),
+    "nobody is likely": (ties, 30_000),
     "two tokens": (softmax, 2),
     "exactly one chunk": (softmax, 512),
 }
@@ -168,10 +178,10 @@ def test_a_row_does_not_depend_on_its_company():
 
 
 def test_coupled_rows_depend_on_the_position_and_not_on_the_base_length():
-    probs = softmax(1, 300).repeat(5, 1)
-    (five,) = sample_rows(probs, [Sample(RoundNoise(9, 20), 5)])
-    alone = [sample_rows(probs[:1], [Sample(RoundNoise(9, 20 + index), 1)])[0][0] for index in range(5)]
-    assert five.tolist() == alone
+    probs = softmax(1, 300).repeat(12, 1)
+    (twelve,) = sample_rows(probs, [Sample(RoundNoise(9, 20), 12)])
+    alone = [sample_rows(probs[:1], [Sample(RoundNoise(9, 20 + index), 1)])[0][0] for index in range(12)]
+    assert twelve.tolist() == alone
     assert len(set(alone)) > 1
 
 
@@ -181,7 +191,7 @@ def test_the_way_of_other_devices_gives_the_same_rows(name, monkeypatch):
     probs, noise = law(name, 3), RoundNoise(77, 30)
     block = block_over(probs.numpy(), noise)
     here = sample_rows(probs, [Sample(noise, 3)]), support_rows(probs, [block])
-    monkeypatch.setattr(rows_module, "_contenders", rows_module._contenders_on_device)
+    monkeypatch.setattr(sample_module, "_at_least", sample_module._at_least_on_device)
     monkeypatch.setattr(rows_module, "_chunk_sums", rows_module._chunk_sums_on_device)
     there = sample_rows(probs, [Sample(noise, 3)]), support_rows(probs, [block])
     assert here[0][0].tolist() == there[0][0].tolist()
