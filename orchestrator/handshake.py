@@ -16,17 +16,15 @@ def check_pair(worker: str, info: types_pb2.ModelInfo, vocabulary: Vocabulary) -
     """
     if info.law_version != LAW_VERSION:
         raise PairRefused(f"{worker} ({info.model_id}) has law version {info.law_version}, ours is {LAW_VERSION}")
-    if info.vocab_size != vocabulary.size:
-        raise PairRefused(
-            f"{worker} ({info.model_id}) has a vocabulary of {info.vocab_size} tokens, the tokenizer one of "
-            f"{vocabulary.size}"
-        )
-    if info.vocab_fingerprint != vocabulary.fingerprint:
+    if fingerprints_differ(info, vocabulary):
         differing = first_difference(vocabulary.token_hashes, info.token_hashes)
         where = "in token texts" if differing is None else f"first at token id {differing}"
-        raise PairRefused(f"{worker} ({info.model_id}) has another vocabulary than the tokenizer, {where}")
+        raise PairRefused(
+            f"{worker} ({info.model_id}) has another vocabulary than the tokenizer, {where} "
+            f"({info.vocab_size} tokens, the tokenizer has {vocabulary.size})"
+        )
 
 
 def fingerprints_differ(info: types_pb2.ModelInfo, vocabulary: Vocabulary) -> bool:
-    """Whether `check_pair` will need `token_hashes`."""
-    return info.vocab_fingerprint != vocabulary.fingerprint and info.vocab_size == vocabulary.size
+    """Whether the vocabularies differ; `check_pair` then needs `token_hashes`."""
+    return (info.vocab_fingerprint, info.vocab_size) != (vocabulary.fingerprint, vocabulary.size)

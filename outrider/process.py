@@ -1,6 +1,8 @@
 """The frame of a service process: settings, logging, one line for the operator when it cannot start, an exit code."""
 
 import asyncio
+import atexit
+import gc
 import sys
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, TypeVar
@@ -32,6 +34,8 @@ def run_process(
 
     What an operator can put right becomes one `error: ...` line on stderr and exit code 2.
     """
+    # The interpreter's last collection would look at every object of torch and transformers: most of a second.
+    atexit.register(gc.freeze)
     try:
         config = parse_config(config_class, arguments)
         configure_logging(config.log_level)

@@ -118,7 +118,7 @@ async def test_b1_draft_with_another_vocabulary_is_not_used_and_says_why() -> No
     async with up("--target", TARGET, "--draft", "synthetic:vocab_size=25,seed=5") as system:
         line = next(line for line in (await system.info()).splitlines() if line.startswith("draft"))
         assert "no: " in line
-        assert "has a vocabulary of 25 tokens, the tokenizer one of 26" in line
+        assert "first at token id 25 (25 tokens, the tokenizer has 26)" in line
         code, out, err = await system.generate("abc", "--raw", "--max-tokens", "5", "--stats")
         assert (code, len(out)) == (0, 6)
         assert "rounds without a block" in err

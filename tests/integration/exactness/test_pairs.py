@@ -18,7 +18,7 @@ from orchestrator.breaker import Breaker
 from orchestrator.links.base import Link
 from orchestrator.metrics import Metrics
 from outrider.lm.engine import EngineInfo
-from outrider.lm.tokenizer import load_tokenizer, vocabulary_of
+from outrider.lm.tokenizer import first_difference, load_tokenizer, vocabulary_of
 from outrider.v1 import draft_pb2
 from outrider.v1.orchestrator_pb2 import (
     ACCEPTANCE_RATIO,
@@ -123,7 +123,9 @@ async def test_b1_tokenizers_of_two_families_are_told_apart(tmp_path: Path) -> N
     ):
         await until_refused(orchestrator.core.drafts.links[0])
         _, reason = (await workers_of(orchestrator))["draft"]
-        assert f"a vocabulary of {theirs.size} tokens, the tokenizer one of {ours.size}" in reason
+        differing = first_difference(ours.token_hashes, theirs.token_hashes)
+        sizes = f"({theirs.size} tokens, the tokenizer has {ours.size})"
+        assert f"another vocabulary than the tokenizer, first at token id {differing} {sizes}" in reason
         assert len((await orchestrator.generate(ask(max_tokens=5))).ids) == 5
 
 
