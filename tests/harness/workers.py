@@ -288,7 +288,8 @@ async def start_draft(
 
     def engines() -> Engines:
         made = engine() if callable(engine) else engine
-        kinds = [kind for kind in config.kinds if kind != draft_pb2.PROPOSER_PROMPT_LOOKUP]
+        copying = (draft_pb2.PROPOSER_PROMPT_LOOKUP, draft_pb2.PROPOSER_PREDICTION)
+        kinds = [kind for kind in config.kinds if kind not in copying]
         return dict.fromkeys(kinds, made), made.info
 
     service = DraftService(config, engines, metrics)

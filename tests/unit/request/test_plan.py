@@ -1,5 +1,6 @@
 """A request is refused whole, with the field's name, before any model call; or becomes a plan without gaps."""
 
+import copy
 import os
 import time
 from collections.abc import Callable
@@ -23,7 +24,9 @@ NAN, INFINITY = float("nan"), float("inf")
 
 def plan(limits: ServingLimits = LIMITS, **fields: object) -> GenerationPlan:
     fields.setdefault("prompt", "the quick")
-    return plan_request(pb.GenerateRequest(**fields), byte_level(), limits)  # type: ignore[arg-type]
+    tokenizer = copy.copy(byte_level())  # other tests may have given the shared one a template
+    tokenizer.chat_template = None
+    return plan_request(pb.GenerateRequest(**fields), tokenizer, limits)  # type: ignore[arg-type]
 
 
 def refusal(call: Callable[[], object]) -> str:
