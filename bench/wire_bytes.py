@@ -12,6 +12,7 @@ lookahead 5.
 import argparse
 import asyncio
 import contextlib
+import math
 import sys
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
@@ -231,9 +232,9 @@ async def run(options: argparse.Namespace) -> bool:
                     cells = (per_round.draft, per_round.target, per_round.workers, per_round.client)
                     numbers = " | ".join(f"{cell:,.0f}" for cell in cells)
                     print(f"| {vocab_size} | {sessions} | {name} | {numbers} |", flush=True)
-                    limited = sessions == max(options.sessions) and row_format in limits
-                    if limited and per_round.workers > limits[row_format]:
-                        missed.append(f"{name}: {per_round.workers:.0f} bytes a round, limit {limits[row_format]}")
+                    if per_round.workers > limits.get(row_format, math.inf):
+                        found = f"{per_round.workers:.0f} bytes a round at vocabulary {vocab_size}, {sessions} sessions"
+                        missed.append(f"{name}: {found}, limit {limits[row_format]}")
     for line in missed:
         print(f"MISSED: {line}")
     return not missed
