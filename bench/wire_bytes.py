@@ -5,7 +5,7 @@
 Three services as processes over synthetic models, every hop through a TCP proxy that counts: payload, protobuf, gRPC
 and HTTP/2 framing and headers, both directions, in the middle of generations all of whose blocks are full. Sessions at
 the same time share frames and headers, so the table has one session alone and eight together. Exits with 1 when draft
-and target hop together exceed the limit of their format with eight: 4000 bytes for SUPPORT and 400 for SAMPLE at
+and target hop together exceed the limit of their format in any line: 4000 bytes for SUPPORT and 400 for SAMPLE at
 lookahead 5.
 """
 
