@@ -1,7 +1,6 @@
 """What the draft's engine thread does: sessions, the newest command of each, steps of all chains together."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from itertools import count
 
 from draft_service.commands import Ask, CloseSession, CloseStream, Command, Key, SessionLaw
@@ -12,6 +11,7 @@ from draft_service.proposers.base import BlockProposer
 from draft_service.proposers.copying import CopyingProposer
 from draft_service.proposers.model import ModelProposer
 from outrider.lm.engine import Engine
+from outrider.lm.engine_load import EngineLoad
 from outrider.lm.epoch_fence import EpochFence
 from outrider.lm.grammars import SessionGrammars
 from outrider.lm.session_cache import Session, SessionCache
@@ -27,15 +27,6 @@ _COPIED = {
     draft_pb2.PROPOSER_PROMPT_LOOKUP: prompt_lookup.proposal,
     draft_pb2.PROPOSER_PREDICTION: prediction.proposal,
 }
-
-
-@dataclass(frozen=True)
-class Load:
-    """How the proposers stand; made by the engine thread, read by the event loop."""
-
-    open_sessions: int = 0
-    kv_pages_used: int = 0
-    kv_pages_total: int = 0
 
 
 class DraftScheduler:
@@ -60,7 +51,7 @@ class DraftScheduler:
         self._proposers = {kind: self._proposer(kind, engines) for kind in config.kinds}
         self._numbers = count()
         self._answers: list[Answer] = []
-        self.load = Load()
+        self.load = EngineLoad()
 
     @property
     def busy(self) -> bool:
@@ -180,7 +171,7 @@ class DraftScheduler:
     def _measure(self) -> None:
         pages = [proposer.pages() for proposer in self._proposers.values()]
         sessions = sum(len(proposer.cache) for proposer in self._proposers.values())
-        self.load = Load(sessions, sum(used for used, _ in pages), sum(total for _, total in pages))
+        self.load = EngineLoad(sessions, sum(used for used, _ in pages), sum(total for _, total in pages))
 
 
 def _unknown_session() -> OutriderError:

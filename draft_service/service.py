@@ -18,7 +18,7 @@ from outrider.lm.engine import Engine, EngineInfo
 from outrider.lm.grammars import SessionGrammars
 from outrider.lm.model_info import model_info
 from outrider.lm.warm_up import warm_up
-from outrider.net.errors import OutriderError, abort, invalid_field, reason_name
+from outrider.net.errors import OutriderError, abort, invalid_field, queue_full, reason_name
 from outrider.observe.metrics import DraftMetrics
 from outrider.v1 import draft_pb2, draft_pb2_grpc, types_pb2
 from outrider.v1.draft_pb2 import Proposer
@@ -29,7 +29,6 @@ log = logging.getLogger(__name__)
 SERVICE_NAME = draft_pb2.DESCRIPTOR.services_by_name["DraftService"].full_name
 MAX_COMMANDS = 1024
 
-_QUEUE_RETRY_SECONDS = 0.1
 
 Context = grpc.aio.ServicerContext[Any, Any]
 
@@ -161,18 +160,11 @@ class DraftService(draft_pb2_grpc.DraftServiceServicer):
             self._idle.set()
 
     def _queue_full(self) -> OutriderError:
-        message = f"{self._config.max_queue_items} commands wait already, which is the limit"
-        return OutriderError(types_pb2.ERROR_REASON_QUEUE_FULL, message, retry_after=_QUEUE_RETRY_SECONDS)
+        return queue_full("commands", self._config.max_queue_items)
 
     def load(self) -> types_pb2.WorkerLoad:
         """How the worker stands at this moment."""
-        engines = self._scheduler.load
-        return types_pb2.WorkerLoad(
-            open_sessions=engines.open_sessions,
-            queued_items=self.pending,
-            kv_pages_used=engines.kv_pages_used,
-            kv_pages_total=engines.kv_pages_total,
-        )
+        return self._scheduler.load.message(self.pending)
 
     # What the host calls.
 

@@ -8,6 +8,7 @@ from itertools import count
 import torch
 
 from outrider.lm.engine import Engine
+from outrider.lm.engine_load import EngineLoad
 from outrider.lm.epoch_fence import EpochFence
 from outrider.lm.grammars import SessionGrammars
 from outrider.lm.passes import PassRunner, Work
@@ -47,15 +48,6 @@ class Release:
 TargetCommand = Submit | Cancel | Release
 
 
-@dataclass(frozen=True)
-class Load:
-    """How the engine stands; made by the engine thread, read by the event loop."""
-
-    open_sessions: int = 0
-    kv_pages_used: int = 0
-    kv_pages_total: int = 0
-
-
 class TargetScheduler:
     """Runs in the engine thread. Jobs of one session run one after another, in order of arrival."""
 
@@ -73,7 +65,7 @@ class TargetScheduler:
         self._runner = PassRunner(engine, self._cache, budget=config.token_budget, short=short)
         self._numbers = count()
         self._finished: list[Job] = []
-        self.load = Load()
+        self.load = EngineLoad()
 
     @property
     def busy(self) -> bool:
@@ -214,4 +206,4 @@ class TargetScheduler:
         return finished
 
     def _measure(self) -> None:
-        self.load = Load(len(self._cache), *self._engine.pages())
+        self.load = EngineLoad(len(self._cache), *self._engine.pages())

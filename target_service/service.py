@@ -10,7 +10,7 @@ from outrider.lm.engine import Engine
 from outrider.lm.model_info import model_info
 from outrider.lm.warm_up import warm_up
 from outrider.net.channel import MAX_MESSAGE_BYTES
-from outrider.net.errors import OutriderError, abort, invalid_field, reason_name
+from outrider.net.errors import OutriderError, abort, invalid_field, queue_full, reason_name
 from outrider.observe.metrics import WorkerMetrics
 from outrider.v1 import target_pb2, target_pb2_grpc, types_pb2
 from outrider.worker import WorkerHost, loading_error
@@ -24,7 +24,6 @@ MAX_ITEMS = 1024
 
 # Room in an answer for everything that is not logits.
 _ENVELOPE_BYTES = 4 * 1024 * 1024
-_QUEUE_RETRY_SECONDS = 0.1
 _DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 Context = grpc.aio.ServicerContext[Any, Any]
@@ -159,18 +158,11 @@ class TargetService(target_pb2_grpc.TargetServiceServicer):
             self._idle.set()
 
     def _queue_full(self) -> OutriderError:
-        message = f"{self._config.max_queue_items} items wait already, which is the limit"
-        return OutriderError(types_pb2.ERROR_REASON_QUEUE_FULL, message, retry_after=_QUEUE_RETRY_SECONDS)
+        return queue_full("items", self._config.max_queue_items)
 
     def load(self) -> types_pb2.WorkerLoad:
         """How the worker stands at this moment."""
-        engine = self._scheduler.load
-        return types_pb2.WorkerLoad(
-            open_sessions=engine.open_sessions,
-            queued_items=self.queued,
-            kv_pages_used=engine.kv_pages_used,
-            kv_pages_total=engine.kv_pages_total,
-        )
+        return self._scheduler.load.message(self.queued)
 
     # What the host calls.
 

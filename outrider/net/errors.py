@@ -18,6 +18,7 @@ from outrider.v1.types_pb2 import ErrorReason
 
 DOMAIN = "outrider"
 _PREFIX = "ERROR_REASON_"
+_QUEUE_RETRY_SECONDS = 0.1
 _REASONS = frozenset(types_pb2.ErrorReason.keys()) - {_PREFIX + "UNSPECIFIED"}
 _MAX_MESSAGE_BYTES = 1_000
 
@@ -64,6 +65,12 @@ class OutriderError(Exception):
 def invalid_field(message: str) -> OutriderError:
     """INVALID_ARGUMENT; the message starts with the field's name."""
     return OutriderError(types_pb2.ERROR_REASON_INVALID_FIELD, message)
+
+
+def queue_full(what: str, limit: int) -> OutriderError:
+    """RESOURCE_EXHAUSTED: a queue holds as many of `what` as it may; there is room again within a pass or two."""
+    message = f"{limit} {what} wait already, which is the limit"
+    return OutriderError(types_pb2.ERROR_REASON_QUEUE_FULL, message, retry_after=_QUEUE_RETRY_SECONDS)
 
 
 def reason_name(reason: ErrorReason.ValueType) -> str:
