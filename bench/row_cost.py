@@ -15,6 +15,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -26,8 +27,9 @@ from outrider.law.params import LawParams
 from outrider.law.sparse import Int32Array
 from outrider.lm.engine import Engine, Segment, SequenceState
 from outrider.lm.load import EngineOptions, build_engine, load_engine
-from outrider.lm.tokenizer import Vocabulary
+from outrider.lm.tokenizer import Vocabulary, load_tokenizer
 
+ROOT = Path(__file__).resolve().parents[1]
 LAW_TOP = 32
 CLOCKS = {"wall": time.perf_counter, "cpu": time.process_time}
 DEMO_LIMIT, LARGE_LIMIT = 10.0, 4.0
@@ -89,8 +91,10 @@ def best_ms(action: Callable[[], object], repeats: int, clock: Callable[[], floa
 class Bench:
     """Blocks of `lookahead` tokens after a context, of many sessions."""
 
-    def __init__(self, engine: Engine, context: int, lookahead: int, repeats: int, clock: Callable[[], float]) -> None:
-        self._engine, self._context, self._lookahead = engine, context, lookahead
+    def __init__(
+        self, engine: Engine, text: Int32Array, context: int, lookahead: int, repeats: int, clock: Callable[[], float]
+    ) -> None:
+        self._engine, self._text, self._context, self._lookahead = engine, text, context, lookahead
         self._repeats, self._clock = repeats, clock
         self._random = np.random.default_rng(7)
 
@@ -110,7 +114,9 @@ class Bench:
         return results
 
     def _tokens(self, count: int) -> Int32Array:
-        return self._random.integers(0, self._engine.info.vocab_size, count).astype(np.int32)
+        """A piece of the text, from a place of its own."""
+        start = int(self._random.integers(0, len(self._text) - count))
+        return self._text[start : start + count]
 
     def _prefilled(self, tokens: Int32Array) -> SequenceState:
         sequence = self._engine.open(tokens)
@@ -158,6 +164,16 @@ def demo_engine(model: str) -> Engine:
     return load_engine(model, EngineOptions(context_length=1024, kv_pages=16 * 64))
 
 
+def text_for(engine: Engine, options: argparse.Namespace) -> Int32Array:
+    """What a model of language reads: the documentation. Laws after random tokens would be flat as no text's are."""
+    size = engine.info.vocab_size
+    if options.large or options.smoke:
+        return np.random.default_rng(3).integers(0, size, 20_000).astype(np.int32)
+    pages = [path.read_text(encoding="utf-8") for path in sorted(ROOT.glob("docs/*.md"))]
+    ids = load_tokenizer(engine.info.model_id).encode("\n".join(pages), add_special_tokens=False)
+    return np.array(ids, dtype=np.int32)
+
+
 def report(title: str, engine: Engine, results: Sequence[Result], limit: float) -> bool:
     """Prints the table; whether every rule keeps within the limit."""
     print(
@@ -195,7 +211,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         engine = large_engine() if options.large else demo_engine(options.model)
     limit = options.limit if options.limit is not None else LARGE_LIMIT if options.large else DEMO_LIMIT
     with torch.inference_mode():
-        bench = Bench(engine, options.context, options.lookahead, options.repeats, CLOCKS[options.clock])
+        bench = Bench(
+            engine,
+            text_for(engine, options),
+            options.context,
+            options.lookahead,
+            options.repeats,
+            CLOCKS[options.clock],
+        )
         results = [result for batch in options.batch for result in bench.run(batch)]
     return 0 if report("large" if options.large else "demo", engine, results, limit) else 1
 

@@ -1,6 +1,6 @@
 """From the logits of blocks to their rows: the target does it for SUPPORT and SAMPLE, the orchestrator for LOGITS."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -9,7 +9,7 @@ import torch
 from outrider.law.masking import Words
 from outrider.law.noise import RoundNoise
 from outrider.law.params import LawParams
-from outrider.law.rows import Sample, Support, SupportRows, sample_rows, support_rows
+from outrider.law.rows import Sample, Support, SupportRows, race_of, support_rows
 from outrider.law.sparse import Int32Array
 from outrider.law.transforms import NonFiniteLogits, RowContext, greedy_tokens, law_probs
 
@@ -58,30 +58,96 @@ class Question:
         return 2 if self.params.greedy else 1
 
 
-def answer(blocks: Sequence[tuple[torch.Tensor, Question]], vocab_size: int) -> list[Answer | None]:
+# (raw logits [lookahead + 1, >= vocab_size], question).
+_Block = tuple[torch.Tensor, Question]
+
+
+def answer(blocks: Sequence[_Block], vocab_size: int) -> list[Answer | None]:
     """The rows of each block; None for a block with a row that has no law (NaN, +inf, nothing above -inf).
 
     Args:
-        blocks: (raw logits [lookahead + 1, >= vocab_size], question) of each; the logits of all on one device.
+        blocks: (raw logits [lookahead + 1, >= vocab_size], question); the logits of all on one device.
         vocab_size: real token ids.
 
     An answer is SupportRows or int32 [lookahead + 1], as asked. It does not depend on the other blocks of the call.
     """
     answers: list[Answer | None] = [None] * len(blocks)
-    for kind in range(3):
+    for kind, answer_kind in enumerate((_supports, _samples, _argmaxes)):
         numbers = [number for number, (_, question) in enumerate(blocks) if question.kind == kind]
-        for part in _parts(numbers, blocks, vocab_size):
-            for number, made in zip(part, _answer_part([blocks[number] for number in part], vocab_size), strict=True):
+        if numbers:
+            for number, made in zip(numbers, answer_kind([blocks[it] for it in numbers], vocab_size), strict=True):
                 answers[number] = made
     return answers
 
 
-def _parts(numbers: list[int], blocks: Sequence[tuple[torch.Tensor, Question]], vocab_size: int) -> Iterator[list[int]]:
+def _supports(blocks: Sequence[_Block], vocab_size: int) -> list[Answer | None]:
+    answers: list[Answer | None] = [None] * len(blocks)
+
+    def make(part: list[int], logits: torch.Tensor, contexts: list[RowContext]) -> None:
+        supports = [
+            Support(question.noise, *question.support)
+            for question in (blocks[number][1] for number in part)
+            if question.support is not None
+        ]
+        for number, made in zip(part, support_rows(law_probs(logits, contexts, vocab_size), supports), strict=True):
+            answers[number] = made
+
+    _in_parts(blocks, vocab_size, make)
+    return answers
+
+
+def _samples(blocks: Sequence[_Block], vocab_size: int) -> list[Answer | None]:
+    race = race_of([Sample(question.noise, question.rows) for _, question in blocks], vocab_size)
+    ends = np.cumsum([question.rows for _, question in blocks])
+    raced: set[int] = set()
+
+    def make(part: list[int], logits: torch.Tensor, contexts: list[RowContext]) -> None:
+        rows = np.concatenate([np.arange(ends[number] - blocks[number][1].rows, ends[number]) for number in part])
+        race.look(rows, law_probs(logits, contexts, vocab_size))
+        raced.update(part)
+
+    _in_parts(blocks, vocab_size, make)
+    tokens = np.split(race.result(), ends[:-1])
+    return [made if number in raced else None for number, made in enumerate(tokens)]
+
+
+def _argmaxes(blocks: Sequence[_Block], vocab_size: int) -> list[Answer | None]:
+    answers: list[Answer | None] = [None] * len(blocks)
+
+    def make(part: list[int], logits: torch.Tensor, contexts: list[RowContext]) -> None:
+        ends = np.cumsum([blocks[number][1].rows for number in part])
+        for number, made in zip(part, np.split(greedy_tokens(logits, contexts, vocab_size), ends[:-1]), strict=True):
+            answers[number] = made
+
+    _in_parts(blocks, vocab_size, make)
+    return answers
+
+
+# Takes the numbers of some blocks, their logits and the contexts of all their rows.
+_Make = Callable[[list[int], torch.Tensor, list[RowContext]], None]
+
+
+def _in_parts(blocks: Sequence[_Block], vocab_size: int, make: _Make) -> None:
+    """Calls `make` on parts of the blocks, each of them once and not more laws at once than the limit; on those that
+    have no law not at all."""
+    for part in _parts(blocks, vocab_size):
+        while part:
+            logits = [blocks[number][0] for number in part]
+            contexts = [context for number in part for context in blocks[number][1].contexts]
+            try:
+                make(part, torch.cat(logits) if len(part) > 1 else logits[0], contexts)
+                break
+            except NonFiniteLogits as error:
+                owners = np.repeat(part, [blocks[number][1].rows for number in part])
+                bad = set(owners[error.rows].tolist())
+                part = [number for number in part if number not in bad]
+
+
+def _parts(blocks: Sequence[_Block], vocab_size: int) -> Iterator[list[int]]:
     """Consecutive blocks whose laws together stay within the limit, or one block that does not."""
     part: list[int] = []
     room = 0
-    for number in numbers:
-        logits = blocks[number][0]
+    for number, (logits, _) in enumerate(blocks):
         size = len(logits) * vocab_size * 4
         if size > room:
             if part:
@@ -91,32 +157,3 @@ def _parts(numbers: list[int], blocks: Sequence[tuple[torch.Tensor, Question]], 
         room -= size
     if part:
         yield part
-
-
-def _answer_part(blocks: list[tuple[torch.Tensor, Question]], vocab_size: int) -> list[Answer | None]:
-    """Answers to questions of one kind."""
-    if not blocks:
-        return []
-    questions = [question for _, question in blocks]
-    logits = torch.cat([rows for rows, _ in blocks]) if len(blocks) > 1 else blocks[0][0]
-    contexts = [context for question in questions for context in question.contexts]
-    try:
-        return list(_rows(logits, questions, contexts, vocab_size))
-    except NonFiniteLogits as error:
-        owners = np.repeat(np.arange(len(blocks)), [question.rows for question in questions])
-        bad = set(owners[error.rows].tolist())
-        good = iter(_answer_part([block for number, block in enumerate(blocks) if number not in bad], vocab_size))
-        return [None if number in bad else next(good) for number in range(len(blocks))]
-
-
-def _rows(
-    logits: torch.Tensor, questions: list[Question], contexts: list[RowContext], vocab_size: int
-) -> Sequence[Answer]:
-    if questions[0].kind == 2:
-        tokens = greedy_tokens(logits, contexts, vocab_size)
-        return np.split(tokens, np.cumsum([question.rows for question in questions])[:-1])
-    probs = law_probs(logits, contexts, vocab_size)
-    supports = [Support(question.noise, *question.support) for question in questions if question.support is not None]
-    if supports:
-        return support_rows(probs, supports)
-    return sample_rows(probs, [Sample(question.noise, question.rows) for question in questions])

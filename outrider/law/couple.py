@@ -53,9 +53,9 @@ def are_low(rows: Int64Array, token_ids: npt.NDArray[np.integer], low: Int64Arra
 
 
 def exponentials(
-    seeds: UInt64Array, positions: Int64Array, token_ids: npt.NDArray[np.integer], low: BoolArray
+    seeds: UInt64Array, positions: Int64Array, token_ids: npt.NDArray[np.integer], low: BoolArray | np.bool_
 ) -> Float64Array:
-    """Race noise of tokens of which it is known whether they are low; all arrays are [n]."""
+    """Race noise of tokens of which it is known whether they are low; the arguments broadcast."""
     zero = np.zeros_like(positions)
     counter = (token_ids.astype(np.int64), positions, zero + _OF_TOKENS, zero + _PURPOSE)
     uniforms = uniform_of(*philox(counter, key_of(seeds))[:2])

@@ -13,7 +13,7 @@ import torch
 
 from outrider.law.noise import Purpose, RoundNoise
 from outrider.law.parallel import for_rows
-from outrider.law.sample import winners
+from outrider.law.sample import Race
 from outrider.law.sparse import Float32Array, Int32Array
 
 Float64Array = npt.NDArray[np.float64]
@@ -105,10 +105,17 @@ def sample_rows(target_probs: torch.Tensor, blocks: Sequence[Sample]) -> list[In
     Returns one [rows] int32 array per block. A row does not depend on its neighbours, to the last bit.
     Raises ValueError when rows and blocks differ in number, or a row is no law.
     """
-    _require_rows(target_probs, [block.rows for block in blocks])
+    rows = _require_rows(target_probs, [block.rows for block in blocks])
+    race = race_of(blocks, target_probs.shape[1])
+    race.look(np.arange(rows), target_probs)
+    return np.split(race.result(), np.cumsum([block.rows for block in blocks])[:-1])
+
+
+def race_of(blocks: Sequence[Sample], vocab_size: int) -> Race:
+    """The races of all blocks' rows, in their order: `sample_rows` for laws that come in parts."""
     seeds = [block.noise.seed for block in blocks for _ in range(block.rows)]
     positions = [block.noise.base_length + row for block in blocks for row in range(block.rows)]
-    return np.split(winners(target_probs, seeds, positions), np.cumsum([block.rows for block in blocks])[:-1])
+    return Race(seeds, positions, vocab_size)
 
 
 def _require_rows(target_probs: torch.Tensor, rows: Sequence[int]) -> int:

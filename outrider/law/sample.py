@@ -13,11 +13,11 @@ from outrider.law.sparse import Float32Array, Int32Array
 
 Float64Array = npt.NDArray[np.float64]
 Int64Array = npt.NDArray[np.int64]
+# (row, id, probability) of single tokens, [n] each.
+_Entries = tuple[Int64Array, Int64Array, Float32Array]
 
 # Tokens this likely race before others; at most 64 a row.
 _STRONG = 2.0**-6
-# The best score of a row is exponential with rate 1: hardly ever above this, and then the row is looked at again.
-_REACH = 8.0
 # Products err by less than this.
 _SLACK = 1.0 - 2.0**-40
 
@@ -32,91 +32,107 @@ def winners(target_probs: torch.Tensor, seeds: Sequence[int], positions: Sequenc
 
     Raises ValueError when a row has no probability above zero, or its largest is not finite.
     """
-    race = _Race(target_probs, np.array(seeds, dtype=np.uint64), np.array(positions, dtype=np.int64))
-    race.enter_low()
-    # A token that is not low has a score of at least LOW / probability.
-    race.enter_likely(range(len(target_probs)), np.full(len(target_probs), couple.LOW / _REACH))
-    left = np.flatnonzero(~(race.best <= _REACH))
-    if len(left):
-        race.enter_likely(left.tolist(), couple.LOW / race.best[left])
+    race = Race(seeds, positions, target_probs.shape[1])
+    race.look(np.arange(len(target_probs)), target_probs)
     return race.result()
 
 
-class _Race:
-    """The best score so far of each row, and whose it is."""
+class Race:
+    """The races of many rows, whose laws come in parts: a part's laws need not be kept, and noise is made for all rows
+    at once. Nothing depends on how the rows are cut into parts.
 
-    def __init__(self, probs: torch.Tensor, seeds: npt.NDArray[np.uint64], positions: Int64Array) -> None:
-        self._probs, self._seeds, self._positions = probs, seeds, positions
-        self._low = couple.low_tokens(seeds, positions, probs.shape[1])
-        self.best: Float64Array = np.full(len(probs), np.inf)
-        self._ids: Int64Array = np.full(len(probs), -1)
+    Args:
+        seeds: [rows] of the noise.
+        positions: [rows] where each row stands.
+        vocab_size: tokens of a law.
+    """
 
-    def enter_low(self) -> None:
-        """Lets the low tokens race."""
-        rows, places = np.nonzero(self._low < self._probs.shape[1])
-        ids = self._low[rows, places]
-        device = self._probs.device
-        probs = self._probs[torch.from_numpy(rows).to(device), torch.from_numpy(ids).to(device)]
-        self._enter(rows, ids, probs.cpu().numpy(), np.ones(len(rows), dtype=np.bool_))
+    def __init__(self, seeds: Sequence[int], positions: Sequence[int], vocab_size: int) -> None:
+        self._seeds = np.array(seeds, dtype=np.uint64)
+        self._positions = np.array(positions, dtype=np.int64)
+        self._vocab_size = vocab_size
+        self._low = couple.low_tokens(self._seeds, self._positions, vocab_size)
+        inside = self._low < vocab_size
+        # Ids from vocab_size on are none: they stand for the last token and never win.
+        self._low_ids = np.minimum(self._low, vocab_size - 1)
+        noise = couple.exponentials(self._seeds[:, None], self._positions[:, None], self._low_ids, np.True_)
+        self._low_noise = np.where(inside, noise, np.inf)
+        self._best: Float64Array = np.full(len(self._seeds), np.inf)
+        self._ids: Int64Array = np.full(len(self._seeds), -1)
+        self._likely: list[_Entries] = []
 
-    def enter_likely(self, rows: Sequence[int], least: Float64Array) -> None:
-        """Lets the tokens of some rows race that have at least so much probability, and can still win."""
-        # A float32 that is not above its float64.
-        limits = np.nextafter(least.astype(np.float32), np.float32(0))
-        owners, ids, probs = _at_least(self._probs, rows, limits)
-        if not np.isfinite(probs).all():
-            raise ValueError("a race needs finite probabilities and one above zero")
-        strong = probs >= _STRONG
-        self._enter_some(owners, ids, probs, strong)
-        self._enter_some(owners, ids, probs, ~strong & (probs * self.best[owners] >= couple.LOW * _SLACK))
+    def look(self, rows: Int64Array, probs: torch.Tensor) -> None:
+        """Lets the low tokens of some rows race, and notes which others can still win.
 
-    def _enter_some(self, rows: Int64Array, ids: Int64Array, probs: Float32Array, chosen: couple.BoolArray) -> None:
-        rows, ids, probs = rows[chosen], ids[chosen], probs[chosen]
-        self._enter(rows, ids, probs, couple.are_low(rows, ids, self._low, self._probs.shape[1]))
+        Args:
+            rows: [n] which rows these are.
+            probs: [n, vocab_size] float32, their laws.
+
+        Raises ValueError when a row has no probability above zero, or its largest is not finite.
+        """
+        low = self._low_ids[rows]
+        held = probs.gather(1, torch.from_numpy(low).to(probs.device)).cpu().numpy()
+        with np.errstate(invalid="ignore"):
+            race = scores(held, self._low_noise[rows])
+        first = race.argmin(axis=1)[:, None]
+        best = np.take_along_axis(race, first, axis=1)[:, 0]
+        # Here infinite and NaN probabilities have won.
+        if not (best > 0).all():
+            raise _no_law()
+        self._best[rows], self._ids[rows] = best, np.take_along_axis(low, first, axis=1)[:, 0]
+        # A token that is not low has a score of at least LOW / probability. A float32 that is not above its float64:
+        limits = np.nextafter(np.minimum(couple.LOW * _SLACK / best, 2.0).astype(np.float32), np.float32(0))
+        owners, ids, likely = _at_least(probs, limits)
+        alone = np.isinf(best) & (np.bincount(owners, minlength=len(rows)) == 0)
+        if alone.any() or not np.isfinite(likely).all():
+            raise _no_law()
+        self._likely.append((rows[owners], ids, likely))
 
     def result(self) -> Int32Array:
-        """The winners."""
-        if not np.isfinite(self.best).all():
-            raise ValueError("a race needs finite probabilities and one above zero")
+        """The winner of each row, [rows] int32; -1 where no law was looked at."""
+        rows, ids, probs = (np.concatenate(parts) for parts in zip(*self._likely, strict=True))
+        high = ~couple.are_low(rows, ids, self._low, self._vocab_size)
+        strong = probs >= _STRONG
+        self._enter(rows, ids, probs, high & strong)
+        self._enter(rows, ids, probs, high & ~strong & (probs * self._best[rows] >= couple.LOW * _SLACK))
         return self._ids.astype(np.int32)
 
-    def _enter(self, rows: Int64Array, ids: Int64Array, probs: Float32Array, low: couple.BoolArray) -> None:
-        noise = couple.exponentials(self._seeds[rows], self._positions[rows], ids, low)
-        race = scores(probs, noise)
+    def _enter(self, rows: Int64Array, ids: Int64Array, probs: Float32Array, chosen: couple.BoolArray) -> None:
+        """Lets tokens race that are not low."""
+        rows, ids = rows[chosen], ids[chosen]
+        noise = couple.exponentials(self._seeds[rows], self._positions[rows], ids, np.False_)
+        race = scores(probs[chosen], noise)
         # Sorted by row, then score, then id: the first of each row is its best.
         order = np.lexsort((ids, race, rows))
         owners, first = np.unique(rows[order], return_index=True)
         found, token = race[order][first], ids[order][first]
-        ahead = (found < self.best[owners]) | ((found == self.best[owners]) & (token < self._ids[owners]))
-        self.best[owners[ahead]], self._ids[owners[ahead]] = found[ahead], token[ahead]
+        ahead = (found < self._best[owners]) | ((found == self._best[owners]) & (token < self._ids[owners]))
+        self._best[owners[ahead]], self._ids[owners[ahead]] = found[ahead], token[ahead]
 
 
-def _at_least(
-    probs: torch.Tensor, rows: Sequence[int], limits: Float32Array
-) -> tuple[Int64Array, Int64Array, Float32Array]:
-    """(row, id, probability) of the tokens of some rows that have at least the row's limit and more than nothing."""
+def _no_law() -> ValueError:
+    return ValueError("a race needs finite probabilities and one above zero")
+
+
+def _at_least(probs: torch.Tensor, limits: Float32Array) -> _Entries:
+    """The tokens that have at least their row's limit and more than nothing."""
     if probs.device.type != "cpu":
-        return _at_least_on_device(probs, rows, limits)
+        return _at_least_on_device(probs, limits)
     laws = probs.numpy()
 
-    def likely(index: int) -> Int64Array:
-        law = laws[rows[index]]
-        found = np.flatnonzero(law >= limits[index])
-        positive: Int64Array = found[law[found] > 0]
+    def likely(row: int) -> Int64Array:
+        found = np.flatnonzero(laws[row] >= limits[row])
+        positive: Int64Array = found[laws[row, found] > 0]
         return positive
 
-    ids = for_rows(likely, len(rows), laws.shape[1])
-    owners = np.repeat(np.array(rows, dtype=np.int64), [len(one) for one in ids])
+    ids = for_rows(likely, *laws.shape)
+    owners = np.repeat(np.arange(len(laws)), [len(one) for one in ids])
     tokens = np.concatenate(ids)
-    values: Float32Array = laws[owners, tokens]
-    return owners, tokens, values
+    return owners, tokens, laws[owners, tokens]
 
 
-def _at_least_on_device(
-    probs: torch.Tensor, rows: Sequence[int], limits: Float32Array
-) -> tuple[Int64Array, Int64Array, Float32Array]:
-    chosen = probs if len(rows) == len(probs) else probs[list(rows)]
+def _at_least_on_device(probs: torch.Tensor, limits: Float32Array) -> _Entries:
     limit = torch.from_numpy(limits).to(probs.device)[:, None]
-    index, ids = ((chosen >= limit) & (chosen > 0)).nonzero(as_tuple=True)
-    values = chosen[index, ids].cpu().numpy()
-    return np.array(rows, dtype=np.int64)[index.cpu().numpy()], ids.cpu().numpy(), values
+    index, ids = ((probs >= limit) & (probs > 0)).nonzero(as_tuple=True)
+    values = probs[index, ids].cpu().numpy()
+    return index.cpu().numpy(), ids.cpu().numpy(), values

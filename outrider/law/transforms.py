@@ -16,6 +16,9 @@ from outrider.law.parallel import for_rows
 from outrider.law.params import LawParams
 from outrider.law.sparse import Int32Array
 
+# Tokens this likely are most often enough for a nucleus.
+_OFTEN_ENOUGH = 2.0**-12
+
 __all__ = ["NonFiniteLogits", "RowContext", "greedy_tokens", "law_probs"]
 
 
@@ -44,17 +47,17 @@ def law_probs(logits: torch.Tensor, contexts: Sequence[RowContext], vocab_size: 
     that bans the whole vocabulary); other rows are not computed then. Raises ValueError when contexts and rows differ
     in number.
     """
-    adjusted = _adjusted(logits, contexts, vocab_size)
+    adjusted, largest = _adjusted(logits, contexts, vocab_size)
     params = [context.params for context in contexts]
     greedy = [row for row, one in enumerate(params) if one.greedy]
     if not greedy:
-        return _sampled(adjusted, params)
+        return _sampled(adjusted, largest, params)
     if len(greedy) == len(params):
         return _one_hot(adjusted)
     probs = torch.empty_like(adjusted)
     sampled = [row for row, one in enumerate(params) if not one.greedy]
     probs[greedy] = _one_hot(adjusted[greedy])
-    probs[sampled] = _sampled(adjusted[sampled], [params[row] for row in sampled])
+    probs[sampled] = _sampled(adjusted[sampled], largest[sampled], [params[row] for row in sampled])
     return probs
 
 
@@ -63,18 +66,22 @@ def greedy_tokens(logits: torch.Tensor, contexts: Sequence[RowContext], vocab_si
 
     Arguments and errors as in `law_probs`; the parameters from temperature on are not looked at.
     """
-    return _best(_adjusted(logits, contexts, vocab_size)).cpu().numpy().astype(np.int32)
+    adjusted, _ = _adjusted(logits, contexts, vocab_size)
+    return _best(adjusted).cpu().numpy().astype(np.int32)
 
 
-def _adjusted(logits: torch.Tensor, contexts: Sequence[RowContext], vocab_size: int) -> torch.Tensor:
+def _adjusted(
+    logits: torch.Tensor, contexts: Sequence[RowContext], vocab_size: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The scores before temperature [rows, vocab_size] and the largest of each row [rows, 1]."""
     if len(contexts) != len(logits):
         raise ValueError(f"{len(logits)} rows of logits, {len(contexts)} contexts")
     scores = logits.detach()[:, :vocab_size].float()
-    _require_finite(scores)
+    largest = _require_finite(scores.amax(dim=1, keepdim=True))
     adjusted = adjust(scores, contexts)
     if adjusted is not scores:
-        _require_finite(adjusted)
-    return adjusted
+        largest = _require_finite(adjusted.amax(dim=1, keepdim=True))
+    return adjusted, largest
 
 
 def _best(scores: torch.Tensor) -> torch.Tensor:
@@ -85,21 +92,24 @@ def _best(scores: torch.Tensor) -> torch.Tensor:
     return torch.from_numpy(scores.numpy().argmax(axis=1))
 
 
-def _require_finite(scores: torch.Tensor) -> None:
-    # The largest of a row is NaN when one is NaN, and -inf only when all are.
-    bad = ~torch.isfinite(scores.amax(dim=1))
+def _require_finite(largest: torch.Tensor) -> torch.Tensor:
+    """Returns the largest score of each row. It is NaN when one of the row is NaN, and -inf only when all are."""
+    bad = ~torch.isfinite(largest)
     if bool(bad.any()):
-        raise NonFiniteLogits([int(row) for row in bad.nonzero().flatten()])
+        raise NonFiniteLogits([int(row) for row in bad.flatten().nonzero().flatten()])
+    return largest
 
 
 def _one_hot(scores: torch.Tensor) -> torch.Tensor:
     return torch.zeros_like(scores).scatter_(1, _best(scores)[:, None], 1.0)
 
 
-def _sampled(scores: torch.Tensor, params: Sequence[LawParams]) -> torch.Tensor:
+def _sampled(scores: torch.Tensor, largest: torch.Tensor, params: Sequence[LawParams]) -> torch.Tensor:
     if any(one.temperature != 1.0 for one in params):
-        scores = scores / _column(scores, [one.temperature for one in params])
-        _require_finite(scores)
+        temperatures = _column(scores, [one.temperature for one in params])
+        # Division keeps the order: the largest stays the largest.
+        _require_finite(largest / temperatures)
+        scores = scores / temperatures
     vocab_size = scores.shape[1]
     scores = _on_rows(scores, [0 < one.top_k < vocab_size for one in params], params, _top_k)
     scores = _on_rows(scores, [one.top_p < 1.0 for one in params], params, _top_p)
@@ -130,35 +140,42 @@ def _top_k(scores: torch.Tensor, params: Sequence[LawParams]) -> torch.Tensor:
 
 
 def _top_p(scores: torch.Tensor, params: Sequence[LawParams]) -> torch.Tensor:
-    limits = [one.top_p for one in params]
-    border, sizes = _nucleus(scores, limits) if scores.device.type == "cpu" else _nucleus_on_device(scores, limits)
-    return _keep(scores, _first_at_border(scores, scores >= border, border, sizes))
+    nucleus = _nucleus if scores.device.type == "cpu" else _nucleus_on_device
+    return nucleus(scores, [one.top_p for one in params])
 
 
-def _nucleus(scores: torch.Tensor, limits: Sequence[float]) -> tuple[torch.Tensor, torch.Tensor]:
-    """(smallest score, size) of the smallest sets of likeliest tokens whose mass reaches the limits: [rows, 1] each."""
+def _nucleus(scores: torch.Tensor, limits: Sequence[float]) -> torch.Tensor:
+    """The scores of the smallest sets of likeliest tokens whose mass reaches the limits, -inf elsewhere."""
     rows, laws = scores.numpy(), scores.softmax(dim=1).numpy()
+    kept = np.full_like(rows, -np.inf)
 
-    def nucleus(row: int) -> tuple[np.float32, int]:
-        # All tokens below this together have less than 1 - limit: those in question are few, and sorting is dear.
-        floor = 0.999 * (1.0 - limits[row]) / scores.shape[1]
-        ordered = np.sort(rows[row][laws[row] >= np.float32(floor)])[::-1]
-        mass = np.cumsum(np.exp(ordered - ordered[0], dtype=np.float32), dtype=np.float64)
-        whole = np.exp(rows[row] - ordered[0], dtype=np.float32).sum(dtype=np.float64)
+    def nucleus(row: int) -> None:
+        # Sorting is dear. All tokens below the last floor together have less than 1 - limit.
+        for floor in (_OFTEN_ENOUGH, 0.999 * (1.0 - limits[row]) / scores.shape[1]):
+            ids = np.flatnonzero(laws[row] >= np.float32(floor))
+            mass = np.cumsum(np.sort(laws[row, ids])[::-1], dtype=np.float64)
+            if mass.size and mass[-1] >= limits[row]:
+                break
         # A token stays while the mass before it has not reached the limit; the likeliest always stays.
-        size = min(int(np.searchsorted(mass, limits[row] * whole, side="left")), len(ordered) - 1) + 1
-        return ordered[size - 1], size
+        size = min(int(np.searchsorted(mass, limits[row], side="left")), len(ids) - 1) + 1
+        candidates = rows[row, ids]
+        border = np.partition(candidates, -size)[-size]
+        above, equal = ids[candidates > border], ids[candidates == border]
+        for chosen in above, equal[: size - len(above)]:
+            kept[row, chosen] = rows[row, chosen]
 
-    borders, sizes = zip(*for_rows(nucleus, *scores.shape), strict=True)
-    return torch.from_numpy(np.array(borders))[:, None], torch.tensor(sizes)[:, None]
+    for_rows(nucleus, *scores.shape)
+    return torch.from_numpy(kept)
 
 
-def _nucleus_on_device(scores: torch.Tensor, limits: Sequence[float]) -> tuple[torch.Tensor, torch.Tensor]:
+def _nucleus_on_device(scores: torch.Tensor, limits: Sequence[float]) -> torch.Tensor:
+    """As `_nucleus`, without a loop over rows."""
     ordered = scores.sort(dim=1, descending=True).values
     mass = ordered.softmax(dim=1).cumsum(dim=1, dtype=torch.float64)
-    limit = torch.tensor(limits, dtype=torch.float64, device=scores.device)[:, None] * mass[:, -1:]
+    limit = torch.tensor(limits, dtype=torch.float64, device=scores.device)[:, None]
     sizes = (mass < limit).sum(dim=1, keepdim=True).clamp_(max=scores.shape[1] - 1) + 1
-    return ordered.gather(1, sizes - 1), sizes
+    border = ordered.gather(1, sizes - 1)
+    return _keep(scores, _first_at_border(scores, scores >= border, border, sizes))
 
 
 def _first_at_border(

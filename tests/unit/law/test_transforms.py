@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from transformers import LogitsProcessor, LogitsProcessorList
 from transformers.generation import logits_process as theirs
 
+from outrider.law import transforms
 from outrider.law.params import LawParams
 from outrider.law.transforms import NonFiniteLogits, RowContext, law_probs
 
@@ -213,6 +214,17 @@ def test_top_p_is_the_smallest_set_whose_mass_reaches_it(values, top_p, top_k):
     assert kept.sum() == 1 or mass - before[kept].min() < top_p + 1e-6
     assert kept.all() or before[~kept].max() <= before[kept].min()
     torch.testing.assert_close(after.double(), torch.where(kept, before, 0) / before[kept].sum(), rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("levels", [0, 8])
+@pytest.mark.parametrize("scale", [0.1, 2.0, 30.0])
+def test_top_p_is_the_same_on_an_accelerator(scale, levels):
+    """Both ways to the nucleus, on laws flat and peaked, with and without ties."""
+    scores = torch.randn(40, 5_000, generator=torch.Generator().manual_seed(7)) * scale
+    scores = (scores * levels).round() / levels if levels else scores
+    scores[:, 4_000:] = -torch.inf
+    limits = np.random.default_rng(1).uniform(0.01, 0.999, 40).tolist()
+    assert torch.equal(transforms._nucleus(scores, limits), transforms._nucleus_on_device(scores, limits))
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.99e-5])
