@@ -19,6 +19,7 @@ from orchestrator.pool import DraftPool, TargetPool
 from orchestrator.request import GenerationPlan, ServingLimits
 from orchestrator.round import Services
 from orchestrator.session import Session
+from orchestrator.shortfalls import Shortfalls
 from orchestrator.store.base import SessionRecord, SessionStore, StoreError, StoreUnavailable
 from orchestrator.text.detokenizer import Spelling
 from orchestrator.text.output import Output
@@ -48,6 +49,7 @@ class Orchestrator:
         self.store = store
         self.targets = TargetPool()
         self.drafts = DraftPool()
+        self.shortfalls = Shortfalls(self.targets, self.drafts, config.max_lookahead)
         self.services = Services(Judge(), store, metrics)
         self.sessions = 0
         self._tokenizer = tokenizer
@@ -62,7 +64,7 @@ class Orchestrator:
 
     def start(self) -> None:
         """Starts connecting to the workers."""
-        config, changed = self.config, self.targets.changed
+        config, changed = self.config, self._links_changed
         self.targets.links = [
             TargetLink(address, self._vocabulary, config.verify_timeout, changed)
             for address in parse_addresses(config.targets)
@@ -132,6 +134,10 @@ class Orchestrator:
             raise
         else:
             self._end(session, orchestrator_pb2.FINISH_REASON_UNSPECIFIED)
+
+    def _links_changed(self) -> None:
+        self.targets.changed()
+        self.shortfalls.changed()
 
     def _limits(self) -> ServingLimits:
         models = [link.model for link in self.targets.usable if link.model is not None]

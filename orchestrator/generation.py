@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 from orchestrator.choices import number_of_choices
 from orchestrator.core import Orchestrator
 from orchestrator.request import GenerationPlan
-from orchestrator.responses import finished_by_cancel, round_response, started
+from orchestrator.responses import finished_by_cancel, round_response, started, token_by_token
 from orchestrator.round import run_round
 from orchestrator.running import Running
 from orchestrator.session import Session
@@ -30,6 +30,7 @@ class GenerationCall:
     def __init__(self, orchestrator: Orchestrator, running: Running, send: Send) -> None:
         self._orchestrator, self._running, self._send = orchestrator, running, send
         self._choices = 1
+        self._by_token = False
         self._sending = asyncio.Lock()
         self._prompt_known = asyncio.Event()
 
@@ -38,7 +39,7 @@ class GenerationCall:
 
         Raises the OutriderError of the first choice that failed, or SESSION_CANCELLED when all were cancelled.
         """
-        self._choices = number_of_choices(request)
+        self._choices, self._by_token = number_of_choices(request), request.token_by_token
         with self._orchestrator.admitted(self._choices):
             plans = await self._orchestrator.plan(request)
             cancelled = await _together([self._choice(number, plan, request) for number, plan in enumerate(plans)])
@@ -70,7 +71,9 @@ class GenerationCall:
         finished = False
         while not finished:
             emission, stats = await run_round(session, self._orchestrator.services)
-            await self._write(number, round_response(session, emission, stats))
+            response = round_response(session, emission, stats)
+            for part in token_by_token(response) if self._by_token else (response,):
+                await self._write(number, part)
             self._prompt_known.set()
             finished = emission.finish is not None
 

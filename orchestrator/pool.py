@@ -1,14 +1,14 @@
 """Which worker a session is bound to: the usable one with the fewest sessions, kept until it fails."""
 
 import asyncio
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from orchestrator.links.draft import DraftLink
 from orchestrator.links.target import TargetLink
 from outrider.net.errors import OutriderError
 from outrider.v1 import draft_pb2, orchestrator_pb2, types_pb2
 from outrider.v1.draft_pb2 import Proposer
-from outrider.v1.orchestrator_pb2 import PlainReason, WorkerStatus
+from outrider.v1.orchestrator_pb2 import PlainReason
 
 # When a caller who found no target worker may try again.
 _RETRY_SECONDS = 1.0
@@ -80,20 +80,6 @@ class DraftPool:
         if any("vocabulary" in link.reason for link in self.links):
             return orchestrator_pb2.PLAIN_REASON_VOCAB_MISMATCH
         return orchestrator_pb2.PLAIN_REASON_DRAFT_UNAVAILABLE
-
-
-def worker_statuses(links: Iterable[TargetLink | DraftLink]) -> list[WorkerStatus]:
-    """The links as GetInfo shows them."""
-    return [
-        WorkerStatus(
-            kind=link.kind,
-            address=link.address,
-            usable=link.usable,
-            reason=link.reason,
-            model_id=link.model.model_id if link.model else "",
-        )
-        for link in links
-    ]
 
 
 def _offers(link: DraftLink, proposer: "Proposer.ValueType") -> bool:

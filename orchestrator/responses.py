@@ -1,5 +1,7 @@
 """The messages of a generation's stream."""
 
+from collections.abc import Iterator
+
 from orchestrator.request import GenerationPlan
 from orchestrator.session import Session
 from orchestrator.stats import RoundStats
@@ -29,6 +31,14 @@ def round_response(session: Session, emission: Emission, stats: RoundStats) -> G
             Finish(reason=emission.finish.reason, matched_stop=emission.finish.matched_stop, usage=usage)
         )
     return response
+
+
+def token_by_token(response: GenerateResponse) -> Iterator[GenerateResponse]:
+    """The same tokens in messages of at most one; everything else goes with the last."""
+    for token in response.tokens[:-1]:
+        yield GenerateResponse(tokens=[token])
+    del response.tokens[:-1]
+    yield response
 
 
 def finished_by_cancel(plan: GenerationPlan, session: Session | None) -> GenerateResponse:

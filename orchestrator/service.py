@@ -8,7 +8,6 @@ from google.protobuf.timestamp_pb2 import Timestamp
 
 from orchestrator.core import Orchestrator
 from orchestrator.generation import GenerationCall
-from orchestrator.pool import worker_statuses
 from orchestrator.request import check_session_id
 from orchestrator.running import Running, being_cancelled, interrupted
 from orchestrator.store.base import FINISHED
@@ -111,14 +110,13 @@ class OrchestratorServicer(orchestrator_pb2_grpc.OrchestratorServiceServicer):
         self, request: OrchestratorServiceGetInfoRequest, context: "grpc.aio.ServicerContext[object, object]"
     ) -> OrchestratorServiceGetInfoResponse:
         """What is served, by whom."""
-        pools = self._orchestrator
-        models = [link.model for link in pools.targets.usable if link.model is not None]
+        models = [link.model for link in self._orchestrator.targets.usable if link.model is not None]
         return OrchestratorServiceGetInfoResponse(
             version=__version__,
             target=models[0] if models else None,
             max_lookahead=self._orchestrator.config.max_lookahead,
             default_lookahead=self._orchestrator.config.lookahead,
-            workers=worker_statuses([*pools.targets.links, *pools.drafts.links]),
+            workers=self._orchestrator.shortfalls.statuses(),
             running_sessions=len(self.running),
         )
 

@@ -31,6 +31,8 @@ class Link(ABC):
         reason: why not, for people; empty when usable.
         sessions: sessions that are bound to this worker.
         incarnation: grows with every connection: state at the worker from an earlier one is gone.
+        model: what it serves, without token hashes; None while unknown.
+        max_lookahead: longest block that it makes or scores; 0 while unknown.
     """
 
     kind: str
@@ -42,6 +44,7 @@ class Link(ABC):
         self.sessions = 0
         self.incarnation = 0
         self.model: types_pb2.ModelInfo | None = None
+        self.max_lookahead = 0
         self.channel = connect(address)
         self._changed = changed
         self._loop_task: asyncio.Task[None] | None = None
@@ -60,6 +63,11 @@ class Link(ABC):
     @abstractmethod
     async def _serve_connection(self) -> None:
         """Checks the pair, calls `_up`, and returns or raises when the connection has ended."""
+
+    def _serves(self, model: types_pb2.ModelInfo, max_lookahead: int) -> None:
+        """Notes what a checked worker said of itself."""
+        model.ClearField("token_hashes")
+        self.model, self.max_lookahead = model, max_lookahead
 
     def _up(self) -> None:
         self.incarnation += 1

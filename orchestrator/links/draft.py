@@ -25,7 +25,6 @@ class DraftLink(Link):
 
     Attributes:
         proposers: what the worker offers.
-        max_lookahead: longest block that it makes.
         breaker: opens when its blocks are late or broken too often in a row.
 
     Args:
@@ -44,7 +43,6 @@ class DraftLink(Link):
         self._queue: _Commands = asyncio.Queue(MAX_QUEUED_COMMANDS)
         self._waiting: dict[str, tuple[int, int, asyncio.Future[DraftEvent]]] = {}
         self.proposers: tuple[Proposer.ValueType, ...] = ()
-        self.max_lookahead = 0
         self.breaker = Breaker()
 
     def request(self, command: DraftCommand, base_length: int) -> "asyncio.Future[DraftEvent]":
@@ -136,7 +134,7 @@ class DraftLink(Link):
             hashes = draft_pb2.DraftServiceGetInfoRequest(include_token_hashes=True)
             info = await self._stub.GetInfo(hashes, timeout=HASHES_TIMEOUT)
         check_pair(f"draft {self.address}", info.model, self._vocabulary)
-        self.model, self.max_lookahead = info.model, info.max_lookahead
+        self._serves(info.model, info.max_lookahead)
         self.proposers = tuple(info.proposers)
 
 

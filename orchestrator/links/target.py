@@ -38,7 +38,6 @@ class TargetLink(Link):
         self._stub = target_pb2_grpc.TargetServiceStub(self.channel)
         self._health = health_pb2_grpc.HealthStub(self.channel)
         self._batcher = Batcher(self._send)
-        self.max_lookahead = 0
 
     async def verify(self, item: VerifyItem) -> VerifyResult:
         """Scores one block, batched with those of other sessions. Raises OutriderError when the call failed."""
@@ -85,4 +84,4 @@ class TargetLink(Link):
             hashes = target_pb2.TargetServiceGetInfoRequest(include_token_hashes=True)
             info = await self._stub.GetInfo(hashes, timeout=HASHES_TIMEOUT)
         check_pair(f"target {self.address}", info.model, self._vocabulary)
-        self.model, self.max_lookahead = info.model, info.max_lookahead
+        self._serves(info.model, info.max_lookahead)

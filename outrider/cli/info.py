@@ -51,9 +51,11 @@ def facts(answer: OrchestratorServiceGetInfoResponse) -> list[tuple[str, str]]:
 def workers_table(answer: OrchestratorServiceGetInfoResponse) -> Table:
     """One row a worker; those that are not in use say why."""
     table = Table(box=None, header_style="bold", pad_edge=False)
-    for name in ("worker", "address", "model", "in use"):
+    for name in ("worker", "address", "model", "dtype", "context", "block", "in use"):
         table.add_column(name, overflow="fold", no_wrap=name in ("worker", "address"))
     for worker in answer.workers:
-        state = "yes" if worker.usable else f"no: {worker.reason or 'no reason given'}"
-        table.add_row(worker.kind, worker.address, worker.model_id or "unknown", state)
+        state = "; ".join(["yes", *worker.shortfalls]) if worker.usable else f"no: {worker.reason or 'no reason given'}"
+        numbers = (str(number or "unknown") for number in (worker.model.context_length, worker.max_lookahead))
+        known = (worker.model_id or "unknown", worker.model.dtype or "unknown", *numbers)
+        table.add_row(worker.kind, worker.address, *known, state)
     return table

@@ -12,7 +12,10 @@ KEEPALIVE_TIMEOUT_MS = 5_000
 
 # Flow control with a fixed window in place of the one that grpc finds by probing: a probe costs a round some 40 bytes,
 # and a window of this size lets a LOGITS answer fill a link of 1 Gbit/s and 20 ms.
-_FLOW_CONTROL: list[tuple[str, int | str]] = [("grpc.http2.bdp_probe", 0), ("grpc.http2.lookahead_bytes", 4 * 1024 * 1024)]
+_FLOW_CONTROL: list[tuple[str, int | str]] = [
+    ("grpc.http2.bdp_probe", 0),
+    ("grpc.http2.lookahead_bytes", 4 * 1024 * 1024),
+]
 
 CHANNEL_OPTIONS: list[tuple[str, int | str]] = [
     *_FLOW_CONTROL,

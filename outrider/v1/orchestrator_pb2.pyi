@@ -220,6 +220,7 @@ class GenerateRequest(_message.Message):
     N_FIELD_NUMBER: _builtins.int
     LOGPROBS_FIELD_NUMBER: _builtins.int
     GRAMMAR_FIELD_NUMBER: _builtins.int
+    TOKEN_BY_TOKEN_FIELD_NUMBER: _builtins.int
     prompt: _builtins.str
     """Raw text, tokenised as the model's tokenizer does it. At most 4 MiB of UTF-8."""
     seed: _builtins.int
@@ -236,6 +237,10 @@ class GenerateRequest(_message.Message):
     """
     logprobs: _builtins.int
     """Whether log probabilities are wanted, and how many of the likeliest tokens beside each emitted one. Range [0, 20]."""
+    token_by_token: _builtins.bool
+    """Whether every message carries at most one token, for clients that take a message for a token. The messages of a
+    round's first tokens have no `round`; its last one has.
+    """
     @_builtins.property
     def chat(self) -> Global___Chat:
         """A conversation, formatted by the model's chat template."""
@@ -274,10 +279,11 @@ class GenerateRequest(_message.Message):
         n: _builtins.int = ...,
         logprobs: _builtins.int | None = ...,
         grammar: _types_pb2.Grammar | None = ...,
+        token_by_token: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_logprobs", b"_logprobs", "_seed", b"_seed", "chat", b"chat", "grammar", b"grammar", "input", b"input", "logprobs", b"logprobs", "prompt", b"prompt", "sampling", b"sampling", "seed", b"seed", "speculation", b"speculation", "stop", b"stop", "token_ids", b"token_ids"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_logprobs", b"_logprobs", "_seed", b"_seed", "chat", b"chat", "grammar", b"grammar", "input", b"input", "logprobs", b"logprobs", "n", b"n", "prompt", b"prompt", "sampling", b"sampling", "seed", b"seed", "session_id", b"session_id", "speculation", b"speculation", "stop", b"stop", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_logprobs", b"_logprobs", "_seed", b"_seed", "chat", b"chat", "grammar", b"grammar", "input", b"input", "logprobs", b"logprobs", "n", b"n", "prompt", b"prompt", "sampling", b"sampling", "seed", b"seed", "session_id", b"session_id", "speculation", b"speculation", "stop", b"stop", "token_by_token", b"token_by_token", "token_ids", b"token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__logprobs: _TypeAlias = _typing.Literal["logprobs"]  # noqa: Y015
     _WhichOneofArgType__logprobs: _TypeAlias = _typing.Literal["_logprobs", b"_logprobs"]  # noqa: Y015
@@ -937,6 +943,9 @@ class WorkerStatus(_message.Message):
     USABLE_FIELD_NUMBER: _builtins.int
     REASON_FIELD_NUMBER: _builtins.int
     MODEL_ID_FIELD_NUMBER: _builtins.int
+    MODEL_FIELD_NUMBER: _builtins.int
+    MAX_LOOKAHEAD_FIELD_NUMBER: _builtins.int
+    SHORTFALLS_FIELD_NUMBER: _builtins.int
     kind: _builtins.str
     """"target" or "draft"."""
     address: _builtins.str
@@ -947,6 +956,18 @@ class WorkerStatus(_message.Message):
     """Why it is not in use, for people; empty when it is."""
     model_id: _builtins.str
     """Model id; empty while unknown."""
+    max_lookahead: _builtins.int
+    """Longest block that it makes or scores; 0 while unknown."""
+    @_builtins.property
+    def model(self) -> _types_pb2.ModelInfo:
+        """What it serves, without token_hashes; unset while unknown."""
+
+    @_builtins.property
+    def shortfalls(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Where it falls short of what the orchestrator or the other workers are set up for, for people; it is in use all the
+        same, at the cost of speed or length.
+        """
+
     def __init__(
         self,
         *,
@@ -955,10 +976,13 @@ class WorkerStatus(_message.Message):
         usable: _builtins.bool = ...,
         reason: _builtins.str = ...,
         model_id: _builtins.str = ...,
+        model: _types_pb2.ModelInfo | None = ...,
+        max_lookahead: _builtins.int = ...,
+        shortfalls: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["model", b"model"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "kind", b"kind", "model_id", b"model_id", "reason", b"reason", "usable", b"usable"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "kind", b"kind", "max_lookahead", b"max_lookahead", "model", b"model", "model_id", b"model_id", "reason", b"reason", "shortfalls", b"shortfalls", "usable", b"usable"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
