@@ -90,6 +90,8 @@ class Race:
 
     def result(self) -> Int32Array:
         """The winner of each row, [rows] int32; -1 where no law was looked at."""
+        if not self._likely:
+            return self._ids.astype(np.int32)
         rows, ids, probs = (np.concatenate(parts) for parts in zip(*self._likely, strict=True))
         high = ~couple.are_low(rows, ids, self._low, self._vocab_size)
         strong = probs >= _STRONG

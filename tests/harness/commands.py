@@ -13,6 +13,10 @@ from tests.harness.processes import ROOT, children_of, until_gone
 SECONDS = 120.0
 _PIPE = asyncio.subprocess.PIPE
 
+# A shell's background job ignores SIGINT, and so would every process that it starts: Ctrl-C would do nothing.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
 
 class Running:
     """A process in a group of its own, whose output is read line by line."""

@@ -63,7 +63,7 @@ async def _interrupted(demo: Running, *, least_children: int) -> None:
     assert len(children) >= least_children
     demo.interrupt()
     code, _, err = await demo.end()
-    assert code == 130
+    assert code == 130, err
     assert err.splitlines()[-1] == "interrupted"
     assert "Traceback" not in err
     await until_gone(*children)

@@ -75,6 +75,12 @@ def test_k3_rows_without_a_law_are_their_own_blocks_affair():
         assert same(made[index], expected(*blocks[index]))
 
 
+@pytest.mark.parametrize("index", range(4))
+def test_k3_blocks_none_of_which_has_a_law(index):
+    bad = torch.full((3, VOCAB), float("nan"))
+    assert answer([(bad, question(index, support=index == 3))] * 2, VOCAB) == [None, None]
+
+
 def test_nan_in_the_padding_is_nobodys_affair():
     rows, one = logits(3, 1), question(0)
     rows[:, VOCAB:] = float("nan")
