@@ -5,19 +5,21 @@ import numpy as np
 from draft_service.commands import base_length_of
 from draft_service.job import Answer, Job
 from outrider.law.sparse import SparseLaw
-from outrider.net.arrays import block_message
+from outrider.net.arrays import block_message, to_bytes
 from outrider.net.errors import OutriderError, reason_name, to_status
 from outrider.v1 import draft_pb2
 
 
 def event_of(answer: Answer) -> draft_pb2.DraftEvent:
-    """The event of a block or an error; not for superseded commands."""
+    """The event of a block or an error; not for silent answers."""
     ask = answer.ask
     event = draft_pb2.DraftEvent(session_id=ask.key[1], epoch=ask.epoch, base_length=ask.base_length)
     if answer.error is not None:
         event.error.CopyFrom(to_status(answer.error))
     elif answer.job is not None:
         event.block.CopyFrom(_block(answer.job))
+    if answer.ahead:
+        event.hypothesis = to_bytes(ask.tokens)
     return event
 
 
@@ -39,9 +41,10 @@ def reason_of(answer: Answer) -> str:
 def _block(job: Job) -> draft_pb2.Block:
     first_pass_at = job.first_pass_at if job.first_pass_at is not None else job.ask.arrived_at
     timing = draft_pb2.DraftTiming(
-        queue_micros=int((first_pass_at - job.ask.arrived_at) * 1e6),
+        queue_micros=max(0, int((first_pass_at - job.ask.arrived_at) * 1e6)),
         forward_micros=job.forward_micros,
         passes=job.passes,
+        ahead_tokens=len(job.tokens) if job.ahead else job.ahead_tokens,
     )
     law = None if job.law.omit_law else SparseLaw.concatenate(job.rows)
     return block_message(np.array(job.tokens, np.int32), law, timing)

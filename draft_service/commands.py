@@ -59,6 +59,7 @@ class Ask:
     Attributes:
         tokens: the last committed tokens, ending at base_length; all of them in an Open.
         prefix_hash: of those before `tokens`; 0 in an Open.
+        held: whether the sender has the block already: it was pushed to it.
     """
 
     key: Key
@@ -68,6 +69,7 @@ class Ask:
     prefix_hash: int
     lookahead: int
     law: SessionLaw | None
+    held: bool = False
     arrived_at: float = field(default_factory=time.monotonic)
 
 
@@ -150,7 +152,7 @@ def _advance(message: draft_pb2.Advance, key: Key, epoch: int, vocab_size: int) 
         limit = f"1 to base_length {message.base_length}"
         raise invalid_field(f"advance.tokens holds {len(tokens)} tokens, must be {limit}")
     lookahead = _lookahead(message.lookahead, "advance")
-    return Ask(key, epoch, message.base_length, tokens, message.prefix_hash, lookahead, None)
+    return Ask(key, epoch, message.base_length, tokens, message.prefix_hash, lookahead, None, message.held)
 
 
 def _lookahead(value: int, action: str) -> int:

@@ -30,6 +30,9 @@ class DraftConfig(WorkerConfig):
         "model,prediction", description="what to offer, first the default: model, early_exit, prompt_lookup, prediction"
     )
     early_exit_layers: int = Field(0, ge=0, description="layers of the model that early_exit runs")
+    ahead_blocks: int = Field(
+        2, ge=0, le=8, description="blocks of a session drafted ahead of what is known to be committed; 0: none"
+    )
 
     @field_validator("proposers")
     @classmethod

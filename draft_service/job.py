@@ -13,11 +13,17 @@ from outrider.net.errors import OutriderError
 
 @dataclass(eq=False)
 class Job:
-    """The newest command of a session. The engine thread makes it and finishes it; the event loop then reads it.
+    """The newest command of a session, or work ahead of it. The engine thread makes it and finishes it; the event loop
+    then reads it.
 
     Attributes:
+        ask: the command, or the one that is expected.
         limit: tokens wanted: the lookahead, or what the context still holds.
         number: order of arrival.
+        ahead: nobody waits for it: the command is only expected.
+        guess: not a block but the one token that ends the round of `ask`, as the target may draw it.
+        pushed: the peer has it.
+        ahead_tokens: how many of the tokens were there when the command came.
         tokens: drawn so far.
         rows: the laws that they were drawn from, one (token_ids, probs) pair a token.
         mask: the tokens that the session's language allows next, where a model is asked; None without a language.
@@ -31,6 +37,10 @@ class Job:
     session: Session[Key]
     limit: int
     number: int
+    ahead: bool = False
+    guess: bool = False
+    pushed: bool = False
+    ahead_tokens: int = 0
     tokens: list[int] = field(default_factory=list)
     rows: list[tuple[Int32Array, Float32Array]] = field(default_factory=list)
     mask: Words | None = None
@@ -48,8 +58,13 @@ class Job:
 
     @property
     def position(self) -> int:
-        """Where the next draft token stands."""
-        return self.ask.base_length + len(self.tokens)
+        """Where the next token stands."""
+        return self.session.length
+
+    @property
+    def ended(self) -> bool:
+        """Whether its last token ends the output."""
+        return bool(self.tokens) and self.tokens[-1] in self.law.params.stop_token_ids
 
     def allowed(self, tokens: Int32Array) -> Int32Array:
         """The leading tokens that the session's language allows after what it holds; all of them without one."""
@@ -60,7 +75,18 @@ class Job:
         """One more draft token; the block is done when it is long enough or the token ends the output."""
         self.tokens.append(token)
         self.rows.append(row)
-        self.done = len(self.tokens) == self.limit or token in self.law.params.stop_token_ids
+        self.done = len(self.tokens) == self.limit or self.ended
+
+    def asked(self, ask: Ask, limit: int) -> int:
+        """Makes the work ahead that of a command that has come, for at most `limit` tokens.
+
+        Returns how many tokens were cut off.
+        """
+        cut = max(0, len(self.tokens) - limit)
+        del self.tokens[limit:], self.rows[limit:]
+        self.ask, self.limit, self.ahead, self.ahead_tokens = ask, limit, False, len(self.tokens)
+        self.done = self.done or len(self.tokens) == limit
+        return cut
 
 
 @dataclass(frozen=True)
@@ -68,15 +94,17 @@ class Answer:
     """What the engine thread hands over for one command.
 
     Attributes:
-        job: the finished block; None when there is an error, or when the command was superseded.
-        error: why there is no block; None with a block, and when the command was superseded.
+        job: the finished block; None when there is an error, or when nothing is sent.
+        error: why there is no block; None with a block, and when nothing is sent.
+        ahead: the block answers no command: it is pushed.
     """
 
     ask: Ask
     job: Job | None = None
     error: OutriderError | None = None
+    ahead: bool = False
 
     @property
-    def superseded(self) -> bool:
-        """Whether a newer command of the session took its place: nothing is sent."""
+    def silent(self) -> bool:
+        """Whether nothing is sent: a newer command of the session took its place, or the peer has the block."""
         return self.job is None and self.error is None

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from itertools import count
 
+from draft_service.ahead import Ahead
 from draft_service.commands import Ask, CloseSession, CloseStream, Command, Key, SessionLaw
 from draft_service.config import DraftConfig
 from draft_service.job import Answer, Job
@@ -30,7 +31,8 @@ _COPIED = {
 
 
 class DraftScheduler:
-    """Runs in the engine thread. A session has at most one job: that of its newest command.
+    """Runs in the engine thread. A session has at most one job: that of its newest command. While no session has one,
+    the worker drafts ahead.
 
     Args:
         engines: the model behind each proposer that has one.
@@ -48,18 +50,22 @@ class DraftScheduler:
         self._jobs: dict[Key, Job] = {}
         self._laws: dict[Key, SessionLaw] = {}
         self._fence: EpochFence[Key] = EpochFence()
-        self._proposers = {kind: self._proposer(kind, engines) for kind in config.kinds}
         self._numbers = count()
+        self._ahead = Ahead(config.ahead_blocks, self._context_length, self._numbers, metrics)
+        self._proposers = {kind: self._proposer(kind, engines) for kind in config.kinds}
         self._answers: list[Answer] = []
         self.load = EngineLoad()
 
     @property
     def busy(self) -> bool:
         """Whether a block is in the making."""
-        return bool(self._jobs)
+        return bool(self._jobs or self._ahead.running)
 
     def handle(self, commands: list[Command]) -> list[Answer]:
-        """Takes commands in. Returns the answers of those that failed at once and of those that were overtaken."""
+        """Takes commands in.
+
+        Returns the answers that need no pass: of commands that failed, were overtaken, or ask for what is there.
+        """
         for command in commands:
             match command:
                 case Ask():
@@ -68,20 +74,39 @@ class DraftScheduler:
                     self._close(key, epoch)
                 case CloseStream(stream):
                     self._close_stream(stream)
+        self._answer_finished()
         return self._hand_over()
 
     def step(self) -> list[Answer]:
-        """Moves every chain on by one token, in one pass per engine. Returns the answers that became ready."""
-        for kind, proposer in self._proposers.items():
-            jobs = [job for job in self._jobs.values() if job.law.kind == kind]
-            if jobs:
-                proposer.step(jobs)
-        for job in list(self._jobs.values()):
-            if job.failed is not None:
-                self._answer(Answer(job.ask, error=job.failed))
-            elif job.done:
-                self._answer(Answer(job.ask, job))
+        """Moves every chain on by one token, in one pass per engine; chains ahead only when nothing was asked for.
+
+        Returns the answers that became ready.
+        """
+        if self._jobs:
+            self._pass(list(self._jobs.values()))
+            self._answer_finished()
+        else:
+            self._pass(self._ahead.running)
+            self._answers += self._ahead.settle()
         return self._hand_over()
+
+    def _pass(self, jobs: list[Job]) -> None:
+        for kind, proposer in self._proposers.items():
+            of_kind = [job for job in jobs if job.law.kind == kind]
+            if of_kind:
+                proposer.step(of_kind)
+
+    def _answer_finished(self) -> None:
+        for job in list(self._jobs.values()):
+            if job.failed is None and not job.done:
+                continue
+            del self._jobs[job.ask.key]
+            if job.failed is not None:
+                self._answers.append(Answer(job.ask, error=job.failed))
+                continue
+            told = job.pushed or job.ask.held
+            self._answers.append(Answer(job.ask) if told else Answer(job.ask, job))
+            self._ahead.begin(job)
 
     def sweep(self) -> None:
         """Frees sessions past their time-to-live."""
@@ -93,7 +118,11 @@ class DraftScheduler:
         cache: SessionCache[Key] = SessionCache(self._config.session_ttl, self._jobs.__contains__, self._evicted)
         if kind in _COPIED:
             return CopyingProposer(cache, self._config.context_length or _LOOKUP_CONTEXT, _COPIED[kind])
-        return ModelProposer(engines[kind], cache, self._config.token_budget, self._metrics)
+        spare = self._ahead.drop_all
+        return ModelProposer(engines[kind], cache, self._config.token_budget, self._metrics, spare)
+
+    def _context_length(self, job: Job) -> int:
+        return self._proposers[job.law.kind].context_length
 
     def _take(self, ask: Ask) -> None:
         try:
@@ -116,8 +145,14 @@ class DraftScheduler:
         session = self._open(ask.key, law) if ask.law is not None else self._proposers[law.kind].cache.find(ask.key)
         if session is None:
             raise _unknown_session()
+        limit = min(ask.lookahead, room)
+        if ask.law is not None or not limit:
+            self._ahead.drop(ask.key)
+        prepared = self._ahead.reach(ask, session, limit)
+        if prepared is not None:
+            return prepared
         session.rebase(ask.base_length, ask.tokens, ask.prefix_hash)
-        return Job(ask, law, session, min(ask.lookahead, room), next(self._numbers))
+        return Job(ask, law, session, limit, next(self._numbers))
 
     def _open(self, key: Key, law: SessionLaw) -> Session[Key]:
         grammar = self._grammars.open(law.params)
@@ -150,18 +185,16 @@ class DraftScheduler:
             self._answers.append(Answer(job.ask))
 
     def _drop(self, key: Key) -> None:
+        self._ahead.drop(key)
         law = self._laws.pop(key, None)
         session = self._proposers[law.kind].cache.find(key) if law is not None else None
         if law is not None and session is not None:
             self._proposers[law.kind].cache.drop(session)
 
     def _evicted(self, key: Key) -> None:
+        self._ahead.drop(key)
         self._laws.pop(key, None)
         self._metrics.evicted()
-
-    def _answer(self, answer: Answer) -> None:
-        del self._jobs[answer.ask.key]
-        self._answers.append(answer)
 
     def _hand_over(self) -> list[Answer]:
         answers, self._answers = self._answers, []

@@ -183,8 +183,9 @@ class DraftService(draft_pb2_grpc.DraftServiceServicer):
             stream = self._streams.get(answer.ask.key[0])
             if stream is None:
                 continue
-            stream.pending -= 1
-            if not answer.superseded:
+            if not answer.ahead:
+                stream.pending -= 1
+            if not answer.silent:
                 by_stream[stream.number].append(event_of(answer))
             elif stream.read_all:
                 stream.finish_reading()
@@ -193,7 +194,7 @@ class DraftService(draft_pb2_grpc.DraftServiceServicer):
             self._streams[number].push(events)
 
     def _count(self, answers: list[Answer]) -> None:
-        self._metrics.answered(reason_of(answer) for answer in answers if not answer.superseded)
+        self._metrics.answered(reason_of(answer) for answer in answers if not (answer.silent or answer.ahead))
         for answer in answers:
             if answer.job is not None:
                 self._metrics.shipped(len(answer.job.tokens), PROPOSER_NAMES[answer.job.law.kind])

@@ -22,7 +22,7 @@ from outrider.lm.grammars import SessionGrammar
 from outrider.net.arrays import ArrayError, int32s, law_from_message, to_bytes
 from outrider.net.errors import OutriderError, from_status
 from outrider.v1 import orchestrator_pb2, types_pb2
-from outrider.v1.draft_pb2 import Block, DraftCommand, DraftEvent
+from outrider.v1.draft_pb2 import DraftCommand, DraftEvent
 from outrider.v1.orchestrator_pb2 import PlainReason
 
 Reason: TypeAlias = PlainReason.ValueType
@@ -91,10 +91,11 @@ class Drafting:
         self._peer = PeerPrefix()
         self._asked = 0
         self._pending: asyncio.Future[DraftEvent] | None = None
-        self._warming: asyncio.Future[DraftEvent] | None = None
+        # The answer to a command that no round waits for, which may be an error.
+        self._told: asyncio.Future[DraftEvent] | None = None
         self._reason: Reason = orchestrator_pb2.PLAIN_REASON_PREFILL
         self._off: Reason | None = orchestrator_pb2.PLAIN_REASON_DISABLED if plan.lookahead == 0 else None
-        self._sent_bytes = 0
+        self._moved_bytes = 0
 
     def warm_up(self, tokens: TokenBuffer) -> None:
         """Lets the worker cache the prompt while the target does the same; the first round has no block."""
@@ -102,14 +103,14 @@ class Drafting:
         link = None if self._off else self._bind(len(tokens))
         if isinstance(link, DraftLink):
             self._send(link, tokens, 0)
-            self._warming, self._pending = self._pending, None
+            self._told, self._pending = self._pending, None
 
     def ask(self, tokens: TokenBuffer, room: int) -> None:
         """Asks for the block at the current base length, at most `room` tokens. Never waits."""
         self._pending, self._committed = None, tokens
-        if self._warming is not None and _came_to_nothing(self._warming):
+        if self._told is not None and _came_to_nothing(self._told):
             self._peer.lost()
-        self._warming = None
+        self._told = None
         link = self._off or (self._bind(len(tokens)) if room > 0 else orchestrator_pb2.PLAIN_REASON_LAST_TOKEN)
         if isinstance(link, DraftLink):
             self._send(link, tokens, min(self._plan.lookahead, room, link.max_lookahead))
@@ -118,10 +119,11 @@ class Drafting:
 
     async def block(self, stats: RoundStats) -> Proposal:
         """The block that was asked for, or the reason for none. Waits at most the timeout."""
-        stats.wire_bytes += self._sent_bytes
-        self._sent_bytes = 0
+        stats.wire_bytes += self._moved_bytes
+        self._moved_bytes = 0
         if self._pending is None:
             return no_block(self._reason)
+        stats.block_ready = self._pending.done()
         start = time.perf_counter()
         await asyncio.wait({self._pending}, timeout=self._timeout)
         stats.draft_wait_micros = micros_since(start)
@@ -160,11 +162,20 @@ class Drafting:
 
     def _send(self, link: DraftLink, tokens: TokenBuffer, lookahead: int) -> None:
         command = self._command(link, tokens, lookahead)
+        pushed, missed_bytes = link.pushed(self._plan.session_id, self._epoch, tokens)
+        self._moved_bytes += missed_bytes
+        if command.WhichOneof("action") == "open":
+            # Something was wrong with the session there: what was built on it is not used either.
+            pushed = None
+        elif pushed is not None:
+            command.advance.held = True
         self._asked = lookahead
-        self._pending = link.request(command, len(tokens))
+        self._pending = link.request(command, tokens)
         if not self._pending.cancelled():
-            self._sent_bytes += command.ByteSize()
+            self._moved_bytes += command.ByteSize()
             self._peer.known = len(tokens)
+        if pushed is not None:
+            self._told, self._pending = self._pending, _resolved(pushed)
 
     def _command(self, link: DraftLink, tokens: TokenBuffer, lookahead: int) -> DraftCommand:
         command = DraftCommand(session_id=self._plan.session_id, epoch=self._epoch)
@@ -199,10 +210,11 @@ class Drafting:
         event = pending.result()
         stats.wire_bytes += event.ByteSize()
         if event.WhichOneof("outcome") == "block":
-            return self._checked(event.block, event.base_length, stats)
+            return self._checked(event, stats)
         return self._refused(from_status(event.error))
 
-    def _checked(self, block: Block, base_length: int, stats: RoundStats) -> Proposal:
+    def _checked(self, event: DraftEvent, stats: RoundStats) -> Proposal:
+        block, pushed = event.block, bool(event.hypothesis)
         stats.draft_forward_micros = block.timing.forward_micros
         assert self._link is not None
         assert self._link.model is not None
@@ -212,11 +224,11 @@ class Drafting:
             law = _NO_LAW if by_token else law_from_message(block.law)
         except ArrayError:
             return self._invalid("malformed")
-        if len(tokens) > self._asked or not (by_token or len(law.sizes) == len(tokens)):
+        if (len(tokens) > self._asked and not pushed) or not (by_token or len(law.sizes) == len(tokens)):
             return self._invalid("wrong_length")
         if ((tokens < 0) | (tokens >= vocab_size)).any():
             return self._invalid("token_outside_vocabulary")
-        noise = RoundNoise(self._plan.seed, base_length)
+        noise = RoundNoise(self._plan.seed, event.base_length)
         # A rule that compares tokens trusts the draft in nothing: there is nothing to audit.
         if len(tokens) and not by_token and audit(tokens, law, noise, vocab_size) is not None:
             return self._invalid("audit")
@@ -225,7 +237,8 @@ class Drafting:
         self._link.breaker.success()
         if not len(tokens):
             return no_block(orchestrator_pb2.PLAIN_REASON_NO_PROPOSAL)
-        return Proposal(tokens, law)
+        stats.drafted_ahead = block.timing.ahead_tokens
+        return Proposal(tokens, law).head(min(len(tokens), self._asked))
 
     def _allowed(self, tokens: Int32Array) -> bool:
         """Whether the session's language allows the whole block."""
@@ -262,6 +275,12 @@ class Drafting:
         self._metrics.speculation_disabled(PlainReason.Name(reason))
         self.close()
         return reason
+
+
+def _resolved(event: DraftEvent) -> "asyncio.Future[DraftEvent]":
+    future: asyncio.Future[DraftEvent] = asyncio.get_running_loop().create_future()
+    future.set_result(event)
+    return future
 
 
 def _came_to_nothing(answer: "asyncio.Future[DraftEvent]") -> bool:

@@ -16,6 +16,14 @@ class Metrics:
         meter = metrics.get_meter("outrider.orchestrator", meter_provider=provider)
         self._rounds = meter.create_counter("outrider.rounds", "{round}", "Rounds, by reason when without a block")
         self._drafted = meter.create_counter("outrider.draft_tokens", "{token}", "Draft tokens that were verified")
+        self._ahead = meter.create_counter(
+            "outrider.drafted_ahead_tokens",
+            "{token}",
+            "Draft tokens verified that were drawn before they were asked for",
+        )
+        self._ready = meter.create_counter(
+            "outrider.blocks_ready", "{block}", "Blocks that were there before their round, which did not wait"
+        )
         self._accepted = meter.create_counter("outrider.accepted_tokens", "{token}", "Draft tokens that were kept")
         self._by_position = meter.create_counter(
             "outrider.accepted_tokens_by_position", "{token}", "Draft tokens that were kept, by position in the block"
@@ -38,13 +46,16 @@ class Metrics:
         self._rounds.add(1, {"reason": PlainReason.Name(stats.plain_reason)})
         self._drafted.add(stats.drafted, rule)
         self._accepted.add(stats.accepted, rule)
+        self._ahead.add(stats.drafted_ahead, rule)
+        self._ready.add(int(stats.block_ready), rule)
         self._wire.add(stats.wire_bytes, rule)
         for position in range(stats.accepted):
             self._by_position.add(1, {"position": position})
         self._emitted.add(emitted)
 
     def discarded(self, reason: str) -> None:
-        """A block that came and was not verified: stale, late, malformed, wrong_length or audit."""
+        """A block that came and was not verified: missed (pushed for other tokens than were committed), stale, late,
+        malformed, wrong_length or audit."""
         self._discarded.add(1, {"reason": reason})
 
     def speculation_disabled(self, reason: str) -> None:

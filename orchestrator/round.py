@@ -68,4 +68,5 @@ def record(proposal: Proposal, outcome: Outcome, stats: RoundStats) -> None:
     """Only what was verified counts as drafted."""
     stats.drafted = len(proposal.tokens)
     stats.accepted = outcome.accepted
+    stats.drafted_ahead = min(stats.drafted_ahead, stats.drafted)
     stats.plain_reason = proposal.reason

@@ -28,6 +28,8 @@ class RoundStats:
     commit_micros: int = 0
     wire_bytes: int = 0
     target_passes: int = 0
+    drafted_ahead: int = 0
+    block_ready: bool = False
 
     def message(self) -> Round:
         """The wire's view."""

@@ -5,7 +5,7 @@ orchestrator committed since, or the token drawn in the step before) and gets on
 """
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
@@ -13,8 +13,9 @@ import torch
 from draft_service.commands import Key
 from draft_service.config import MAX_LOOKAHEAD
 from draft_service.job import Job
-from outrider.law.draft import propose_each, truncate
+from outrider.law.draft import point_mass, propose_each, truncate
 from outrider.law.noise import Purpose
+from outrider.law.rows import bonus_tokens
 from outrider.law.sparse import Float32Array, Int32Array
 from outrider.law.transforms import NonFiniteLogits, RowContext, law_probs
 from outrider.lm.engine import Engine
@@ -35,12 +36,20 @@ class ModelProposer:
     Args:
         cache: the engine's sessions.
         budget: positions of one pass.
+        spare: drops the work ahead, which gives KV pages back; False when there is none.
     """
 
-    def __init__(self, engine: Engine, cache: SessionCache[Key], budget: int, metrics: DraftMetrics) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        cache: SessionCache[Key],
+        budget: int,
+        metrics: DraftMetrics,
+        spare: Callable[[], bool] = lambda: False,
+    ) -> None:
         self._engine, self._cache, self._metrics = engine, cache, metrics
         # A step of a running chain is one token; after a round it also catches up on what was committed meanwhile.
-        self._runner = PassRunner(engine, cache, budget=budget, short=MAX_LOOKAHEAD + 1)
+        self._runner = PassRunner(engine, cache, budget=budget, short=MAX_LOOKAHEAD + 1, spare=spare)
 
     @property
     def cache(self) -> SessionCache[Key]:
@@ -57,16 +66,18 @@ class ModelProposer:
         return self._engine.pages()
 
     def step(self, jobs: Sequence[Job]) -> None:
-        """One pass; every chain whose row came gets its next token."""
+        """One pass; every chain whose row came gets its next token. Work ahead takes no KV page from a session."""
         steps = [(job, self._work(job)) for job in jobs]
         waiting = [work for _, work in steps if work.remaining]
         passes, positions = self._runner.passes, self._runner.positions
-        refused = self._runner.run(waiting) if waiting else None
+        displace = not any(job.ahead for job in jobs)
+        refused = self._runner.run(waiting, displace=displace) if waiting else None
         self._metrics.passed(self._runner.passes - passes, self._runner.positions - positions)
         for job, work in steps:
             if work is refused:
                 job.failed = _no_page(job)
-                self._cache.drop(job.session)
+                if not job.ahead:
+                    self._cache.drop(job.session)
         self._draw([self._finish_step(job, work) for job, work in steps if work is not refused and not work.remaining])
 
     def _work(self, job: Job) -> Work:
@@ -88,9 +99,20 @@ class ModelProposer:
         drawing = [(job, rows[0]) for job, rows in steps if rows and _masked(job)]
         if not drawing:
             return
-        laws = self._laws([job for job, _ in drawing], torch.cat([row for _, row in drawing]))
+        jobs, probs = self._probs([job for job, _ in drawing], torch.cat([row for _, row in drawing]))
+        guessing = [index for index, job in enumerate(jobs) if job.guess and not job.law.coupled]
+        if guessing:
+            self._guess([jobs[index] for index in guessing], probs[guessing])
+        laws = self._truncated(jobs, probs, sorted(set(range(len(jobs))) - set(guessing)))
         for purpose in {job.law.purpose for job, _ in laws}:
             self._propose([(job, row) for job, row in laws if job.law.purpose is purpose], purpose)
+
+    def _guess(self, jobs: list[Job], probs: torch.Tensor) -> None:
+        """With the noise that the target draws a bonus token with."""
+        tokens = bonus_tokens(probs, [job.noise for job in jobs], [job.position for job in jobs])
+        for job, token in zip(jobs, tokens, strict=True):
+            job.add(token, point_mass(token))
+            job.session.extend(np.array([token], np.int32))
 
     def _propose(self, laws: list[tuple[Job, Row]], purpose: Purpose) -> None:
         rows, jobs = [row for _, row in laws], [job for job, _ in laws]
@@ -99,20 +121,24 @@ class ModelProposer:
             job.add(token, row)
             job.session.extend(np.array([token], np.int32))
 
-    def _laws(self, jobs: list[Job], logits: torch.Tensor) -> list[tuple[Job, Row]]:
-        """The truncated law of each job's row, [len(jobs), vocab_size] logits; fails the jobs whose row is none."""
+    def _probs(self, jobs: list[Job], logits: torch.Tensor) -> tuple[list[Job], torch.Tensor]:
+        """The law of each job's row, [len(jobs), vocab_size] logits; fails the jobs whose row is none, without which
+        both are returned."""
         contexts = [RowContext(job.law.params, job.session.tokens, job.mask) for job in jobs]
         try:
-            probs = law_probs(logits, contexts, self._engine.info.vocab_size)
+            return jobs, law_probs(logits, contexts, self._engine.info.vocab_size)
         except NonFiniteLogits as error:
             bad = set(error.rows)
             for index in bad:
                 self._fail_non_finite(jobs[index])
             good = [index for index in range(len(jobs)) if index not in bad]
-            return self._laws([jobs[index] for index in good], logits[good]) if good else []
+            return self._probs([jobs[index] for index in good], logits[good]) if good else ([], logits[:0])
+
+    def _truncated(self, jobs: list[Job], probs: torch.Tensor, wanted: Sequence[int]) -> list[tuple[Job, Row]]:
+        """What is left of some of the laws on the wire."""
         by_top: dict[int, list[int]] = defaultdict(list)
-        for index, job in enumerate(jobs):
-            by_top[job.law.top].append(index)
+        for index in wanted:
+            by_top[jobs[index].law.top].append(index)
         laws: list[tuple[Job, Row]] = []
         for top, indices in by_top.items():
             chosen = probs if len(indices) == len(jobs) else probs[indices]
@@ -120,8 +146,12 @@ class ModelProposer:
         return laws
 
     def _fail_non_finite(self, job: Job) -> None:
-        self._metrics.non_finite()
-        self._cache.drop(job.session)
+        if job.ahead:
+            # The state may be no better than the logits; whoever asks for this block will see.
+            job.session.free_state()
+        else:
+            self._metrics.non_finite()
+            self._cache.drop(job.session)
         message = f"the draft model returned NaN or infinite logits at position {job.position}"
         job.failed = OutriderError(types_pb2.ERROR_REASON_NON_FINITE_LOGITS, message)
 

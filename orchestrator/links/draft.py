@@ -1,12 +1,19 @@
-"""The link to one draft worker: one stream that carries the commands and blocks of all sessions."""
+"""The link to one draft worker: one stream that carries the commands and blocks of all sessions.
+
+A block comes as the answer to a command, or pushed, before the tokens that it builds on were committed: then it waits
+here until the session gets there, or goes another way.
+"""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
 
 from orchestrator.breaker import Breaker
 from orchestrator.handshake import check_pair, fingerprints_differ
 from orchestrator.links.base import HASHES_TIMEOUT, INFO_TIMEOUT, Link
+from orchestrator.prefix import TokenBuffer
 from outrider.lm.tokenizer import Vocabulary
+from outrider.net.arrays import to_bytes
 from outrider.net.errors import OutriderError
 from outrider.v1 import draft_pb2, draft_pb2_grpc, types_pb2
 from outrider.v1.draft_pb2 import DraftCommand, DraftEvent, Proposer
@@ -14,10 +21,35 @@ from outrider.v1.draft_pb2 import DraftCommand, DraftEvent, Proposer
 MAX_COMMANDS = 1024
 # Commands waiting for the stream; more than this and the worker is not reading: its sessions run plain.
 MAX_QUEUED_COMMANDS = 16_384
+# Pushed blocks of a session that wait to be of use.
+MAX_PUSHED = 8
 
 Discarded = Callable[[str], None]
 # None ends the stream of commands.
 _Commands = asyncio.Queue[DraftCommand | None]
+
+
+@dataclass
+class _Session:
+    """What the worker was last told of a session, and what it said since.
+
+    Attributes:
+        tokens: the committed ones; more may have been appended since.
+        base_length: of the last command.
+        answer: to the last command.
+        pushed: blocks for later base lengths, by these.
+    """
+
+    epoch: int
+    tokens: TokenBuffer
+    base_length: int
+    answer: "asyncio.Future[DraftEvent]"
+    pushed: dict[int, DraftEvent]
+
+    def fits(self, event: DraftEvent, base_length: int) -> bool:
+        """Whether a pushed block is for this base length, and what it builds on was committed."""
+        start = base_length - len(event.hypothesis) // 4
+        return event.base_length == base_length and to_bytes(self.tokens.view(start, base_length)) == event.hypothesis
 
 
 class DraftLink(Link):
@@ -41,12 +73,13 @@ class DraftLink(Link):
         self._stub = draft_pb2_grpc.DraftServiceStub(self.channel)
         self._discarded = discarded
         self._queue: _Commands = asyncio.Queue(MAX_QUEUED_COMMANDS)
-        self._waiting: dict[str, tuple[int, int, asyncio.Future[DraftEvent]]] = {}
+        self._told: dict[str, _Session] = {}
         self.proposers: tuple[Proposer.ValueType, ...] = ()
         self.breaker = Breaker()
 
-    def request(self, command: DraftCommand, base_length: int) -> "asyncio.Future[DraftEvent]":
-        """Sends an Open or Advance; the future gets its event, or OutriderError when the link breaks.
+    def request(self, command: DraftCommand, tokens: TokenBuffer) -> "asyncio.Future[DraftEvent]":
+        """Sends an Open or Advance that makes `tokens` the session's committed ones; the future gets its event, or
+        OutriderError when the link breaks.
 
         A newer request of the same session takes the place of the older one, whose future is cancelled. When the worker
         does not read its commands, the new future itself is cancelled at once: nothing was sent.
@@ -54,11 +87,27 @@ class DraftLink(Link):
         future: asyncio.Future[DraftEvent] = asyncio.get_running_loop().create_future()
         # A block that nobody waits for any more must not be reported as a lost exception.
         future.add_done_callback(lambda done: None if done.cancelled() else done.exception())
-        self._forget(command.session_id)
-        self._waiting[command.session_id] = (command.epoch, base_length, future)
+        before = self._told.get(command.session_id)
+        if before is not None:
+            before.answer.cancel()
+        pushed = before.pushed if before is not None and before.epoch == command.epoch else {}
+        self._told[command.session_id] = _Session(command.epoch, tokens, len(tokens), future, pushed)
         if not self._enqueue(command):
             self._forget(command.session_id)
         return future
+
+    def pushed(self, session_id: str, epoch: int, tokens: TokenBuffer) -> tuple[DraftEvent | None, int]:
+        """(the block that was pushed for exactly these committed tokens, bytes of those that were for others): none of
+        them is held any longer.
+        """
+        session = self._told.get(session_id)
+        if session is None or session.epoch != epoch:
+            return None, 0
+        passed = [session.pushed.pop(length) for length in sorted(session.pushed) if length <= len(tokens)]
+        found = passed.pop() if passed and session.fits(passed[-1], len(tokens)) else None
+        for event in passed:
+            self._discard(event, "missed")
+        return found, sum(event.ByteSize() for event in passed)
 
     def close_session(self, session_id: str, epoch: int) -> None:
         """Frees a session at the worker."""
@@ -74,9 +123,11 @@ class DraftLink(Link):
         return True
 
     def _forget(self, session_id: str) -> None:
-        waiting = self._waiting.pop(session_id, None)
-        if waiting is not None:
-            waiting[2].cancel()
+        session = self._told.pop(session_id, None)
+        if session is not None:
+            session.answer.cancel()
+            for event in session.pushed.values():
+                self._discard(event, "missed")
 
     async def _serve_connection(self) -> None:
         await self._check_pair()
@@ -108,25 +159,34 @@ class DraftLink(Link):
             yield draft_pb2.DraftRequest(commands=[command for command in commands if command is not None])
 
     def _dispatch(self, event: DraftEvent) -> None:
-        epoch, base_length, future = self._waiting.get(event.session_id, (0, 0, None))
-        if future is None or (event.epoch, event.base_length) != (epoch, base_length):
+        session = self._told.get(event.session_id)
+        if session is None or event.epoch != session.epoch or event.base_length < session.base_length:
             self._discard(event, "stale")
-            return
-        del self._waiting[event.session_id]
-        if future.done():
-            self._discard(event, "late")
+        elif event.base_length > session.base_length:
+            self._hold(session, event)
+        elif event.hypothesis and not session.fits(event, session.base_length):
+            self._discard(event, "missed")
+        elif session.answer.done():
+            self._discard(event, "late" if session.answer.cancelled() else "stale")
         else:
-            future.set_result(event)
+            session.answer.set_result(event)
+
+    def _hold(self, session: _Session, event: DraftEvent) -> None:
+        if event.hypothesis and len(session.pushed) < MAX_PUSHED:
+            session.pushed[event.base_length] = event
+        else:
+            self._discard(event, "stale")
 
     def _discard(self, event: DraftEvent, reason: str) -> None:
         if event.block.tokens:
             self._discarded(reason)
 
     def _fail_all(self) -> None:
-        waiting, self._waiting = self._waiting, {}
-        for _, _, future in waiting.values():
-            if not future.done():
-                future.set_exception(OutriderError(types_pb2.ERROR_REASON_NO_WORKER, f"draft {self.address} is gone"))
+        told, self._told = self._told, {}
+        for session in told.values():
+            if not session.answer.done():
+                error = OutriderError(types_pb2.ERROR_REASON_NO_WORKER, f"draft {self.address} is gone")
+                session.answer.set_exception(error)
 
     async def _check_pair(self) -> None:
         info = await self._stub.GetInfo(draft_pb2.DraftServiceGetInfoRequest(), timeout=INFO_TIMEOUT)

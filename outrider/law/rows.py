@@ -118,6 +118,20 @@ def race_of(blocks: Sequence[Sample], vocab_size: int) -> Race:
     return Race(seeds, positions, vocab_size)
 
 
+def bonus_tokens(probs: torch.Tensor, noises: Sequence[RoundNoise], positions: Sequence[int]) -> list[int]:
+    """The token that a round ends with when its block is accepted whole and the target's law is the row's: what a draft
+    can best expect of it.
+
+    Args:
+        probs: [rows, vocab_size] float32, contiguous, on any device.
+        noises: [rows] of the rounds.
+        positions: [rows] where the tokens stand.
+    """
+    uniforms = [noise.tail(Purpose.RESAMPLE, position)[1] for noise, position in zip(noises, positions, strict=True)]
+    tokens: list[int] = _draw(probs, uniforms)[1].tolist()
+    return tokens
+
+
 def _require_rows(target_probs: torch.Tensor, rows: Sequence[int]) -> int:
     if len(target_probs) != sum(rows):
         raise ValueError(f"{len(target_probs)} rows of law for blocks of {sum(rows)} rows")

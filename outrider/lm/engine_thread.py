@@ -32,7 +32,7 @@ class Scheduler(Protocol[Command, Result]):
 
 
 class EngineThread(Generic[Command, Result]):
-    """Runs a scheduler: commands in, one hand-over of results to the event loop per pass.
+    """Runs a scheduler: commands in, results to the event loop: once per pass, and before it those that need none.
 
     Args:
         name: the thread's name.
@@ -105,13 +105,15 @@ class EngineThread(Generic[Command, Result]):
         if self._stopping:
             return False
         self._turn_began = time.monotonic()
-        results = scheduler.handle(commands)
+        self._hand_over(scheduler.handle(commands))
         if scheduler.busy:
-            results += scheduler.step()
+            self._hand_over(scheduler.step())
         scheduler.sweep()
+        return True
+
+    def _hand_over(self, results: list[Result]) -> None:
         if results:
             self._call_loop(self._deliver, results)
-        return True
 
     def _take(self, *, wait: bool) -> list[Command]:
         """All posted commands; with `wait`, blocks until there is one or a sweep is due."""

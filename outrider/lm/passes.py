@@ -1,7 +1,7 @@
 """Forward passes over the work of many sessions: decode before prefill, prompts in chunks, a budget of positions."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -97,17 +97,27 @@ class PassRunner:
         cache: the engine's sessions.
         budget: positions of one pass.
         short: works of at most this many remaining positions are decode.
+        spare: frees what nobody waits for, before anything else is; False when there is nothing.
     """
 
-    def __init__(self, engine: Engine, cache: "SessionCache[Any]", *, budget: int, short: int) -> None:
-        self._engine, self._cache, self._budget, self._short = engine, cache, budget, short
+    def __init__(
+        self,
+        engine: Engine,
+        cache: "SessionCache[Any]",
+        *,
+        budget: int,
+        short: int,
+        spare: Callable[[], bool] = lambda: False,
+    ) -> None:
+        self._engine, self._cache, self._budget, self._short, self._spare = engine, cache, budget, short, spare
         self.passes = 0
         self.positions = 0
 
-    def run(self, works: Sequence[Work]) -> Work | None:
+    def run(self, works: Sequence[Work], *, displace: bool = True) -> Work | None:
         """One pass over some of the works, which must all have remaining positions.
 
-        Returns the work that cannot be done at all because the KV cache is too small for it alone, or None.
+        Returns the work that cannot be done at all because the KV cache is too small for it alone, or None; without
+        `displace` also the first one when it does not fit beside what others hold.
         """
         pieces = plan(works, self._budget, self._short)
         while True:
@@ -115,12 +125,12 @@ class PassRunner:
                 self._forward(pieces)
                 return None
             except OutOfPages:
-                if not self._make_room(pieces, works):
+                if not displace or not self._make_room(pieces, works):
                     return pieces[0].work
 
     def _make_room(self, pieces: list[Piece], works: Sequence[Work]) -> bool:
         """Frees something, the least loss first. The oldest work can displace all others: there is always progress."""
-        if self._cache.evict_idle():
+        if self._spare() or self._cache.evict_idle():
             return True
         if len(pieces) > 1:
             pieces.remove(max(pieces, key=lambda piece: piece.work.number))

@@ -83,6 +83,19 @@ class Session(Generic[Key]):
         self.extend(tail[self._length - start :])
         self._truncate_state(base_length - 1)
 
+    def holds(self, base_length: int, tail: Int32Array, prefix_hash: int) -> bool:
+        """Whether the known tokens begin with what `rebase` would make of them. Changes nothing."""
+        start = base_length - len(tail)
+        if base_length > self._length or _common(self._buffer[start:base_length], tail) < len(tail):
+            return False
+        return start == 0 or self._hash_at(start) == prefix_hash
+
+    def cut(self, length: int) -> None:
+        """Forgets everything after the first `length` tokens, of which there are at least so many; the last is left to
+        compute."""
+        self._forget_from(length)
+        self._truncate_state(length - 1)
+
     def extend(self, tokens: Int32Array) -> None:
         """Appends tokens whose state is still to be computed. Amortised O(len(tokens))."""
         end = self._length + len(tokens)

@@ -55,6 +55,11 @@ class DraftMetrics(WorkerMetrics):
     def __init__(self, provider: metrics.MeterProvider | None = None) -> None:
         super().__init__("draft", provider)
         self._tokens = self._counter("tokens", "{token}", "Draft tokens shipped, by proposer")
+        self._ahead = self._counter("ahead_tokens", "{token}", "Draft tokens drawn before a command asked for them")
+        self._wasted = self._counter("ahead_wasted_tokens", "{token}", "Those of them that no command asked for")
+        self._reached = self._counter(
+            "ahead_outcomes", "{command}", "Commands after work ahead, by what it was for them: ready, begun or missed"
+        )
         self._superseded = self._counter(
             "superseded", "{command}", "Commands given up for a newer one, a Close or a lost stream"
         )
@@ -62,6 +67,18 @@ class DraftMetrics(WorkerMetrics):
     def shipped(self, tokens: int, proposer: str) -> None:
         """The tokens of one block."""
         self._tokens.add(tokens, {"proposer": proposer})
+
+    def ahead(self, tokens: int) -> None:
+        """Tokens drawn before a command asked for them."""
+        self._ahead.add(tokens)
+
+    def wasted(self, tokens: int) -> None:
+        """Tokens drawn ahead that no command will ask for."""
+        self._wasted.add(tokens)
+
+    def reached(self, outcome: str) -> None:
+        """A command that found its block ready, begun or, after other work ahead, missed."""
+        self._reached.add(1, {"outcome": outcome})
 
     def superseded(self) -> None:
         """A command that a newer one, a Close or the end of its stream made void."""

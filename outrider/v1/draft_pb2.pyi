@@ -191,6 +191,7 @@ class Advance(_message.Message):
     TOKENS_FIELD_NUMBER: _builtins.int
     PREFIX_HASH_FIELD_NUMBER: _builtins.int
     LOOKAHEAD_FIELD_NUMBER: _builtins.int
+    HELD_FIELD_NUMBER: _builtins.int
     base_length: _builtins.int
     """Number of committed tokens."""
     tokens: _builtins.bytes
@@ -199,6 +200,10 @@ class Advance(_message.Message):
     """BLAKE2b (8 byte digest, little-endian) over the int32 bytes of the base_length - n tokens before; PREFIX_MISMATCH when they differ."""
     lookahead: _builtins.int
     """Longest block wanted, at most 64. 0: cache the prefix and answer with an empty block."""
+    held: _builtins.bool
+    """Whether the block for this base length, pushed ahead, is already there and used up to `lookahead`: then only an error
+    is answered.
+    """
     def __init__(
         self,
         *,
@@ -206,10 +211,11 @@ class Advance(_message.Message):
         tokens: _builtins.bytes = ...,
         prefix_hash: _builtins.int = ...,
         lookahead: _builtins.int = ...,
+        held: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["base_length", b"base_length", "lookahead", b"lookahead", "prefix_hash", b"prefix_hash", "tokens", b"tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["base_length", b"base_length", "held", b"held", "lookahead", b"lookahead", "prefix_hash", b"prefix_hash", "tokens", b"tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -264,7 +270,7 @@ Global___DraftResponse: _TypeAlias = DraftResponse  # noqa: Y015
 
 @_typing.final
 class DraftEvent(_message.Message):
-    """The answer to one Open or Advance."""
+    """The answer to one Open or Advance, or a block that was drafted ahead."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -273,12 +279,19 @@ class DraftEvent(_message.Message):
     BASE_LENGTH_FIELD_NUMBER: _builtins.int
     BLOCK_FIELD_NUMBER: _builtins.int
     ERROR_FIELD_NUMBER: _builtins.int
+    HYPOTHESIS_FIELD_NUMBER: _builtins.int
     session_id: _builtins.str
     """As in the command."""
     epoch: _builtins.int
     """As in the command."""
     base_length: _builtins.int
-    """As in the command: the fence that pairs the answer with its round."""
+    """As in the command: the fence that pairs the answer with its round. Of a block that was drafted ahead: the base length
+    that it is for.
+    """
+    hypothesis: _builtins.bytes
+    """Set in pushed blocks alone: what must have been committed for the block to be of use. The tokens from the base length
+    of an earlier command on, ending at base_length. int32[n], 1 <= n < base_length.
+    """
     @_builtins.property
     def block(self) -> Global___Block:
         """The proposal."""
@@ -297,10 +310,11 @@ class DraftEvent(_message.Message):
         base_length: _builtins.int = ...,
         block: Global___Block | None = ...,
         error: _status_pb2.Status | None = ...,
+        hypothesis: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["block", b"block", "error", b"error", "outcome", b"outcome"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["base_length", b"base_length", "block", b"block", "epoch", b"epoch", "error", b"error", "outcome", b"outcome", "session_id", b"session_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["base_length", b"base_length", "block", b"block", "epoch", b"epoch", "error", b"error", "hypothesis", b"hypothesis", "outcome", b"outcome", "session_id", b"session_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_outcome: _TypeAlias = _typing.Literal["block", "error"]  # noqa: Y015
     _WhichOneofArgType_outcome: _TypeAlias = _typing.Literal["outcome", b"outcome"]  # noqa: Y015
@@ -318,7 +332,9 @@ class Block(_message.Message):
     LAW_FIELD_NUMBER: _builtins.int
     TIMING_FIELD_NUMBER: _builtins.int
     tokens: _builtins.bytes
-    """int32[lookahead]: as many as asked for or fewer; none when the proposer has no proposal."""
+    """int32[lookahead]: as many as asked for or fewer; none when the proposer has no proposal. A pushed block may hold more
+    than the Advance for its base length wants.
+    """
     @_builtins.property
     def law(self) -> _types_pb2.DraftLaw:
         """The laws that they were drawn from, one row a token; unset when the session omits it."""
@@ -351,22 +367,26 @@ class DraftTiming(_message.Message):
     QUEUE_MICROS_FIELD_NUMBER: _builtins.int
     FORWARD_MICROS_FIELD_NUMBER: _builtins.int
     PASSES_FIELD_NUMBER: _builtins.int
+    AHEAD_TOKENS_FIELD_NUMBER: _builtins.int
     queue_micros: _builtins.int
     """From arrival of the command to the start of its first pass, in microseconds."""
     forward_micros: _builtins.int
     """Sum of the passes that held the session, in microseconds."""
     passes: _builtins.int
     """Passes that held the session."""
+    ahead_tokens: _builtins.int
+    """Tokens of the block that were drawn before the command for its base length was there."""
     def __init__(
         self,
         *,
         queue_micros: _builtins.int = ...,
         forward_micros: _builtins.int = ...,
         passes: _builtins.int = ...,
+        ahead_tokens: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["forward_micros", b"forward_micros", "passes", b"passes", "queue_micros", b"queue_micros"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["ahead_tokens", b"ahead_tokens", "forward_micros", b"forward_micros", "passes", b"passes", "queue_micros", b"queue_micros"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

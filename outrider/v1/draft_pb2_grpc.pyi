@@ -38,6 +38,8 @@ class DraftServiceStub:
     it with OK after a half-close, with UNAVAILABLE (DRAINING) when it shuts down. When the stream ends, for whatever
     reason, the worker frees every session that was opened on it.
     Every Open and every Advance is answered by exactly one event, unless a newer command for the session overtakes it.
+    Between commands the worker may push blocks that it drafted ahead, for tokens that it expects to be committed. One
+    that was pushed for exactly the tokens of an Advance is the answer to it, whichever of them was sent first.
     """
     GetInfo: _grpc.UnaryUnaryMultiCallable[_draft_pb2.DraftServiceGetInfoRequest, _draft_pb2.DraftServiceGetInfoResponse]
     """Says what the worker serves and how it is loaded."""
@@ -52,6 +54,8 @@ class DraftServiceAsyncStub(DraftServiceStub):
     it with OK after a half-close, with UNAVAILABLE (DRAINING) when it shuts down. When the stream ends, for whatever
     reason, the worker frees every session that was opened on it.
     Every Open and every Advance is answered by exactly one event, unless a newer command for the session overtakes it.
+    Between commands the worker may push blocks that it drafted ahead, for tokens that it expects to be committed. One
+    that was pushed for exactly the tokens of an Advance is the answer to it, whichever of them was sent first.
     """
     GetInfo: _aio.UnaryUnaryMultiCallable[_draft_pb2.DraftServiceGetInfoRequest, _draft_pb2.DraftServiceGetInfoResponse]  # type: ignore[assignment]
     """Says what the worker serves and how it is loaded."""
@@ -69,6 +73,8 @@ class DraftServiceServicer(metaclass=_abc_1.ABCMeta):
         it with OK after a half-close, with UNAVAILABLE (DRAINING) when it shuts down. When the stream ends, for whatever
         reason, the worker frees every session that was opened on it.
         Every Open and every Advance is answered by exactly one event, unless a newer command for the session overtakes it.
+        Between commands the worker may push blocks that it drafted ahead, for tokens that it expects to be committed. One
+        that was pushed for exactly the tokens of an Advance is the answer to it, whichever of them was sent first.
         """
 
     @_abc_1.abstractmethod

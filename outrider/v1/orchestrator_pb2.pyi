@@ -634,6 +634,8 @@ class Round(_message.Message):
     COMMIT_MICROS_FIELD_NUMBER: _builtins.int
     WIRE_BYTES_FIELD_NUMBER: _builtins.int
     TARGET_PASSES_FIELD_NUMBER: _builtins.int
+    DRAFTED_AHEAD_FIELD_NUMBER: _builtins.int
+    BLOCK_READY_FIELD_NUMBER: _builtins.int
     base_length: _builtins.int
     """Committed tokens before the round, prompt included."""
     drafted: _builtins.int
@@ -658,6 +660,12 @@ class Round(_message.Message):
     """Serialised bytes of this session's part of the draft and verify messages, both directions."""
     target_passes: _builtins.int
     """Forward passes of the target that held this session in this round."""
+    drafted_ahead: _builtins.int
+    """Draft tokens that were verified and had been drawn before the round before this one was committed: the draft worker
+    had guessed its outcome. 0 also where nothing was drafted ahead.
+    """
+    block_ready: _builtins.bool
+    """Whether the block was there when the round began, so that verifying did not wait for it."""
     def __init__(
         self,
         *,
@@ -673,10 +681,12 @@ class Round(_message.Message):
         commit_micros: _builtins.int = ...,
         wire_bytes: _builtins.int = ...,
         target_passes: _builtins.int = ...,
+        drafted_ahead: _builtins.int = ...,
+        block_ready: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["accept_micros", b"accept_micros", "accepted", b"accepted", "base_length", b"base_length", "commit_micros", b"commit_micros", "draft_forward_micros", b"draft_forward_micros", "draft_wait_micros", b"draft_wait_micros", "drafted", b"drafted", "plain_reason", b"plain_reason", "target_passes", b"target_passes", "verify_forward_micros", b"verify_forward_micros", "verify_micros", b"verify_micros", "wire_bytes", b"wire_bytes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["accept_micros", b"accept_micros", "accepted", b"accepted", "base_length", b"base_length", "block_ready", b"block_ready", "commit_micros", b"commit_micros", "draft_forward_micros", b"draft_forward_micros", "draft_wait_micros", b"draft_wait_micros", "drafted", b"drafted", "drafted_ahead", b"drafted_ahead", "plain_reason", b"plain_reason", "target_passes", b"target_passes", "verify_forward_micros", b"verify_forward_micros", "verify_micros", b"verify_micros", "wire_bytes", b"wire_bytes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

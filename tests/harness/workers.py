@@ -159,37 +159,67 @@ async def start_target(
 
 
 class DraftStream:
-    """A client's end of one draft stream."""
+    """A client's end of one draft stream.
+
+    Attributes:
+        pushed: blocks drafted ahead that came, and that no command has asked for since.
+    """
 
     def __init__(self, stub: Any) -> None:
         self.call = stub.Draft()
         self._waiting: list[draft_pb2.DraftEvent] = []
+        self.pushed: list[draft_pb2.DraftEvent] = []
 
     async def send(self, *commands: draft_pb2.DraftCommand) -> None:
         async with asyncio.timeout(DEADLINE):
             await self.call.write(draft_pb2.DraftRequest(commands=commands))
 
     async def event(self) -> draft_pb2.DraftEvent:
-        """The next event."""
+        """The next answer."""
         while not self._waiting:
-            async with asyncio.timeout(DEADLINE):
-                response = await self.call.read()
-            assert isinstance(response, draft_pb2.DraftResponse), "the stream ended"
-            self._waiting.extend(response.events)
+            await self._read()
         return self._waiting.pop(0)
 
+    async def push(self) -> draft_pb2.DraftEvent:
+        """The oldest block drafted ahead that no command has asked for."""
+        while not self.pushed:
+            await self._read()
+        return self.pushed.pop(0)
+
     async def ask(self, command: draft_pb2.DraftCommand) -> draft_pb2.DraftEvent:
-        """Sends a command and returns the next event, which must be its answer."""
+        """Sends a command and returns its answer: the next event, or a block that was pushed for just this."""
         await self.send(command)
+        while not self._waiting:
+            for event in self.pushed:
+                if _answers(event, command):
+                    self.pushed.remove(event)
+                    return event
+            await self._read()
         event = await self.event()
         assert event.session_id == command.session_id
         return event
+
+    async def _read(self) -> None:
+        async with asyncio.timeout(DEADLINE):
+            response = await self.call.read()
+        assert isinstance(response, draft_pb2.DraftResponse), "the stream ended"
+        for event in response.events:
+            (self.pushed if event.hypothesis else self._waiting).append(event)
 
     async def end(self) -> grpc.StatusCode:
         """Half-closes and returns the status."""
         async with asyncio.timeout(DEADLINE):
             await self.call.done_writing()
             return await self.call.code()  # type: ignore[no-any-return]
+
+
+def _answers(event: draft_pb2.DraftEvent, command: draft_pb2.DraftCommand) -> bool:
+    """Whether a pushed block is for the tokens of an Advance, as far as the command says them."""
+    advance = command.advance
+    if (event.session_id, event.epoch, event.base_length) != (command.session_id, command.epoch, advance.base_length):
+        return False
+    known = min(len(event.hypothesis), len(advance.tokens))
+    return event.hypothesis[-known:] == advance.tokens[-known:]
 
 
 def open_command(

@@ -35,7 +35,7 @@ class System:
         await eventually(lambda: not self.target.service.load().open_sessions and not self.target.service.queued)
         await self.draft.until_sessions(0)
         assert all(link.sessions == 0 for link in (*core.targets.links, *core.drafts.links))
-        assert all(not link._waiting for link in core.drafts.links)
+        assert all(not link._told for link in core.drafts.links)
 
     async def state_of(self, session_id: str) -> orchestrator_pb2.GetSessionResponse:
         return await self.orchestrator.stub.GetSession(GetSessionRequest(session_id=session_id), timeout=DEADLINE)

@@ -173,7 +173,7 @@ async def test_h4_a_draft_that_is_down_is_asked_at_most_once_a_second_and_costs_
             waits = [later - sooner for sooner, later in zip(draft.info_calls, draft.info_calls[1:], strict=False)]
             assert min(waits) >= 0.95
             (link,) = orchestrator.core.drafts.links
-            assert not link._waiting
+            assert not link._told
             assert link._queue.empty()
             assert link.reason == "unavailable: down"
             assert len(asyncio.all_tasks()) <= tasks + 2
@@ -194,7 +194,7 @@ async def test_h4_connections_that_end_leave_nothing_behind() -> None:
                 # The first command ends the stream.
                 await orchestrator.generate(ask(PROMPT, max_tokens=2))
                 await eventually(lambda: not link.usable)
-                assert not link._waiting
+                assert not link._told
             assert readers() <= 1
 
 
@@ -459,7 +459,7 @@ async def test_a_warm_up_that_was_refused_is_not_built_on() -> None:
             model.hold()
             running = asyncio.create_task(orchestrator.generate(ask(PROMPT, max_tokens=3, temperature=0)))
             # The refusal is here before the prompt is done.
-            await eventually(lambda: draft.commands and not link._waiting)
+            await eventually(lambda: draft.commands and all(one.answer.done() for one in link._told.values()))
             model.let_go()
             assert (await running).ids == greedy_output(PROMPT, 3)
             assert [one.WhichOneof("action") for one in draft.commands[:2]] == ["open", "open"]
