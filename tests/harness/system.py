@@ -50,12 +50,19 @@ def synthetic(**settings: object) -> SyntheticEngine:
 
 @asynccontextmanager
 async def start_system(
-    target: Engine, draft: Engine | None = None, *, tokenizer: str = "", proposers: str = "model", **settings: object
+    target: Engine,
+    draft: Engine | None = None,
+    *,
+    tokenizer: str = "",
+    proposers: str = "model",
+    ahead_blocks: int = 2,
+    **settings: object,
 ) -> AsyncIterator[RunningSystem]:
     """Starts the services and waits until they are linked.
 
     Args:
         draft: the draft's model; none without a draft service.
+        proposers, ahead_blocks: of the draft worker.
         tokenizer: MODEL of the tokenizer; by default the synthetic one of the target's size.
         settings: fields of OrchestratorConfig.
     """
@@ -65,7 +72,9 @@ async def start_system(
         running_target = await stack.enter_async_context(start_target(target))
         running_draft = None
         if draft is not None:
-            running_draft = await stack.enter_async_context(start_draft(draft, proposers=proposers))
+            running_draft = await stack.enter_async_context(
+                start_draft(draft, proposers=proposers, ahead_blocks=ahead_blocks)
+            )
         running = await stack.enter_async_context(
             start_orchestrator(
                 [running_target.address],

@@ -1,6 +1,7 @@
 """Workers in the test's process: real gRPC servers on a free port over any engine."""
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -210,7 +211,14 @@ class DraftStream:
         """Half-closes and returns the status."""
         async with asyncio.timeout(DEADLINE):
             await self.call.done_writing()
-            return await self.call.code()  # type: ignore[no-any-return]
+            return await self.code()
+
+    async def code(self) -> grpc.StatusCode:
+        """The status, which comes after everything that was sent."""
+        with contextlib.suppress(grpc.aio.AioRpcError):
+            while await self.call.read() is not grpc.aio.EOF:
+                pass
+        return await self.call.code()  # type: ignore[no-any-return]
 
 
 def _answers(event: draft_pb2.DraftEvent, command: draft_pb2.DraftCommand) -> bool:

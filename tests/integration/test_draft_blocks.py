@@ -76,7 +76,7 @@ async def test_c1_c2_after_any_acceptance_the_next_block_is_that_of_a_fresh_draf
 
 async def test_c1_catching_up_costs_no_extra_pass() -> None:
     model = ScriptedEngine(next_token_script(16))
-    async with start_draft(model) as draft:
+    async with start_draft(model, ahead_blocks=0) as draft:
         stream = draft.stream()
         drawn, _ = block_of(await stream.ask(open_command("s", [1, 2, 3], 4, law=LawParams(temperature=0.0))))
         assert drawn == [4, 5, 6, 7]
@@ -103,7 +103,7 @@ async def test_a_repeated_advance_gives_the_same_block() -> None:
 
 async def test_lookahead_0_caches_the_prefix() -> None:
     model = ScriptedEngine(next_token_script(16))
-    async with start_draft(model) as draft:
+    async with start_draft(model, ahead_blocks=0) as draft:
         stream = draft.stream()
         drawn, _ = block_of(await stream.ask(open_command("s", [1] * 100, 0)))
         assert drawn == []
@@ -115,7 +115,7 @@ async def test_lookahead_0_caches_the_prefix() -> None:
 
 async def test_all_sessions_step_in_one_pass() -> None:
     model = ScriptedEngine(next_token_script(16))
-    async with start_draft(model) as draft:
+    async with start_draft(model, ahead_blocks=0) as draft:
         streams = [draft.stream() for _ in range(3)]
         model.hold()
         await streams[0].send(open_command("first", [1], 1))
@@ -198,7 +198,7 @@ async def test_k3_non_finite_logits_fail_their_session_alone() -> None:
 
     reader = InMemoryMetricReader()
     metrics = DraftMetrics(MeterProvider([reader]))
-    async with start_draft(ScriptedEngine(script, vocab_size=4), metrics=metrics) as draft:
+    async with start_draft(ScriptedEngine(script, vocab_size=4), metrics=metrics, ahead_blocks=0) as draft:
         stream = draft.stream()
         await stream.send(open_command("sick", [3, 3], 3), open_command("well", [1, 1], 3))
         events = {event.session_id: event for event in [await stream.event(), await stream.event()]}

@@ -41,7 +41,7 @@ async def fails_with(stream: DraftStream, name: str) -> grpc.StatusCode:
     from grpc_status import rpc_status
 
     async with asyncio.timeout(DEADLINE):
-        code = await stream.call.code()
+        code = await stream.code()
         status = await rpc_status.aio.from_call(stream.call)
     assert status is not None, await stream.call.details()
     error: OutriderError = from_status(status)
@@ -72,7 +72,7 @@ async def test_the_newest_command_of_a_session_wins() -> None:
 
 async def test_close_gives_up_what_runs_and_frees_the_session() -> None:
     model = engine()
-    async with start_draft(model) as draft:
+    async with start_draft(model, ahead_blocks=0) as draft:
         stream = draft.stream()
         model.hold()
         await stream.send(open_command("s", [1, 2], 8))
@@ -100,7 +100,7 @@ async def test_stale_epochs_are_refused_and_do_no_harm() -> None:
 
 
 async def test_a_mismatching_prefix_is_refused() -> None:
-    async with start_draft(engine()) as draft:
+    async with start_draft(engine(), ahead_blocks=0) as draft:
         stream = draft.stream()
         await stream.ask(open_command("s", [1, 2, 3], 2))
         event = await stream.ask(advance_command("s", [1, 2, 3, 4], 2, hash_of=[1, 2, 9]))
@@ -121,7 +121,7 @@ async def test_sessions_of_different_streams_never_meet() -> None:
 
 async def test_h1_c8_a_lost_stream_frees_its_sessions_and_stops_its_work() -> None:
     model = engine(pages=1000, page_size=4)
-    async with start_draft(model, token_budget=16) as draft:
+    async with start_draft(model, token_budget=16, ahead_blocks=0) as draft:
         lost, kept = draft.stream(), draft.stream()
         await kept.ask(open_command("kept", [1], 1))
         model.hold()
@@ -162,7 +162,7 @@ async def test_half_closing_ends_the_stream_with_ok_after_what_is_pending() -> N
         await stream.call.done_writing()
         model.let_go()
         assert len(block_of(await stream.event())[0]) == 3
-        assert await stream.call.code() is grpc.StatusCode.OK
+        assert await stream.code() is grpc.StatusCode.OK
 
 
 async def test_half_closing_does_not_wait_for_what_was_given_up() -> None:

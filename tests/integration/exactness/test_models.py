@@ -81,7 +81,7 @@ async def test_c1_caches_hold_the_committed_tokens_after_every_round(monkeypatch
     changes = {"eos_token_id": None}
     target, draft = (RecordingEngine(served_tiny_engine("mistral_window", **changes)) for _ in range(2))
     model, prompt, lookahead = own_model("mistral_window"), text(9, 2).tolist(), 4
-    async with start_system(target, resembling(draft), tokenizer=TOKENIZER) as system:
+    async with start_system(target, resembling(draft), tokenizer=TOKENIZER, ahead_blocks=0) as system:
         target.fed.clear()
         draft.fed.clear()
         one = await system.generate(ask(prompt, max_tokens=150, lookahead=lookahead, **GREEDY))

@@ -260,7 +260,7 @@ async def test_b6_draft_and_target_see_the_same_ids(
         )
     for request, prompt in zip(requests, prompts, strict=True):
         target, draft = engine(), engine()
-        async with start_system(target, draft, tokenizer=str(tmp_path)) as system:
+        async with start_system(target, draft, tokenizer=str(tmp_path), ahead_blocks=0) as system:
             warm_ups = len(target.sequences), len(draft.sequences)
             one = await system.generate(request)
         (at_target,), (at_draft,) = target.sequences[warm_ups[0] :], draft.sequences[warm_ups[1] :]
