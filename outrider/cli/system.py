@@ -33,6 +33,7 @@ class SystemOptions:
         lookahead: longest block of requests that do not choose; above 16 it is the limit for those that do.
         proposers: what the draft worker offers; the first is its default.
         early_exit_layers: layers of the early exit.
+        ahead_blocks: blocks that the draft worker drafts ahead; 0 on one machine, where it would take from the target.
         target_threads, draft_threads: CPU threads of the models; 0 takes `fair_threads`.
         host, port: where the orchestrator listens; port 0 chooses a free one.
         load_seconds: longest time that starting may take.
@@ -44,6 +45,7 @@ class SystemOptions:
     lookahead: int = 4
     proposers: tuple[str, ...] = ("model",)
     early_exit_layers: int = 0
+    ahead_blocks: int = 0
     dtype: str = ""
     device: str = ""
     context_length: int = 0
@@ -161,6 +163,7 @@ def _draft(options: SystemOptions) -> Command:
     # The client's own prediction costs the worker nothing to offer.
     offered = dict.fromkeys((*options.proposers, ProposerName.prediction.value))
     flags |= {"proposers": ",".join(offered), "early-exit-layers": options.early_exit_layers}
+    flags |= {"ahead-blocks": str(options.ahead_blocks)}
     return _service("draft", "draft_service", flags)
 
 

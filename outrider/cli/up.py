@@ -35,6 +35,9 @@ def up(
         list[ProposerName] | None, typer.Option(help="What makes the blocks; again for more, the first is the default.")
     ] = None,
     early_exit_layers: EarlyExitLayers = 0,
+    ahead_blocks: Annotated[
+        int, typer.Option(min=0, max=8, help="Blocks drafted ahead; takes cores from the target on one machine.")
+    ] = 0,
     dtype: Dtype = "",
     device: Device = "",
     context_length: Annotated[int, typer.Option(min=0, help="Longest sequence in tokens; 0 is the model's own.")] = 0,
@@ -57,6 +60,7 @@ def up(
         lookahead=lookahead,
         proposers=proposers,
         early_exit_layers=early_exit_layers,
+        ahead_blocks=ahead_blocks,
         dtype=dtype,
         device=device,
         context_length=context_length,
