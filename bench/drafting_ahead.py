@@ -126,7 +126,7 @@ async def measure(
     )
     async with (
         start_target(target) as verifier,
-        start_draft(draft, ahead_blocks=blocks, metrics=metrics) as drafter,
+        start_draft(draft, ahead_blocks=blocks, ahead_others=options.others, metrics=metrics) as drafter,
         delayed(drafter.address, delay) as address,
         start_orchestrator(
             [verifier.address], [address], tokenizer="synthetic:vocab_size=64", draft_timeout=30.0
@@ -185,10 +185,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--delays", type=float, nargs="+", default=[0.0, 20.0], help="of the draft link, ms each way")
     parser.add_argument("--target-ms", type=float, default=120.0, help="of a target pass")
-    parser.add_argument("--draft-ms", type=float, default=16.0, help="of a draft pass")
+    parser.add_argument("--draft-ms", type=float, default=8.0, help="of a draft pass")
     parser.add_argument("--noise", type=float, default=0.2, help="of the draft's logits; the target's have 2")
     parser.add_argument("--lookahead", type=int, default=4)
     parser.add_argument("--blocks", type=int, default=2, help="that are drafted ahead")
+    parser.add_argument("--others", type=int, default=2, help="other outcomes that are prepared for")
     parser.add_argument("--rounds", type=int, default=40, help="of a generation")
     parser.add_argument("--generations", type=int, default=3, help="each way")
     parser.add_argument("--goal", type=float, default=GOAL)

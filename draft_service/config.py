@@ -33,6 +33,9 @@ class DraftConfig(WorkerConfig):
     ahead_blocks: int = Field(
         2, ge=0, le=8, description="blocks of a session drafted ahead of what is known to be committed; 0: none"
     )
+    ahead_others: int = Field(
+        2, ge=0, le=8, description="blocks drafted for less likely outcomes once those are there; not pushed"
+    )
 
     @field_validator("proposers")
     @classmethod

@@ -51,7 +51,7 @@ class DraftScheduler:
         self._laws: dict[Key, SessionLaw] = {}
         self._fence: EpochFence[Key] = EpochFence()
         self._numbers = count()
-        self._ahead = Ahead(config.ahead_blocks, self._context_length, self._numbers, metrics)
+        self._ahead = Ahead(config.ahead_blocks, config.ahead_others, self._context_length, self._numbers, metrics)
         self._proposers = {kind: self._proposer(kind, engines) for kind in config.kinds}
         self._answers: list[Answer] = []
         self.load = EngineLoad()

@@ -99,7 +99,10 @@ class ModelProposer:
         drawing = [(job, rows[0]) for job, rows in steps if rows and _masked(job)]
         if not drawing:
             return
-        jobs, probs = self._probs([job for job, _ in drawing], torch.cat([row for _, row in drawing]))
+        jobs, logits, probs = self._probs([job for job, _ in drawing], torch.cat([row for _, row in drawing]))
+        greedy = [index for index, job in enumerate(jobs) if job.law.params.greedy]
+        if greedy:
+            _note_seconds([jobs[index] for index in greedy], logits[greedy])
         guessing = [index for index, job in enumerate(jobs) if job.guess and not job.law.coupled]
         if guessing:
             self._guess([jobs[index] for index in guessing], probs[guessing])
@@ -121,18 +124,17 @@ class ModelProposer:
             job.add(token, row)
             job.session.extend(np.array([token], np.int32))
 
-    def _probs(self, jobs: list[Job], logits: torch.Tensor) -> tuple[list[Job], torch.Tensor]:
-        """The law of each job's row, [len(jobs), vocab_size] logits; fails the jobs whose row is none, without which
-        both are returned."""
+    def _probs(self, jobs: list[Job], logits: torch.Tensor) -> tuple[list[Job], torch.Tensor, torch.Tensor]:
+        """(jobs, logits, law), [len(jobs), vocab_size] each; those whose row is none fail, and are left out."""
         contexts = [RowContext(job.law.params, job.session.tokens, job.mask) for job in jobs]
         try:
-            return jobs, law_probs(logits, contexts, self._engine.info.vocab_size)
+            return jobs, logits, law_probs(logits, contexts, self._engine.info.vocab_size)
         except NonFiniteLogits as error:
             bad = set(error.rows)
             for index in bad:
                 self._fail_non_finite(jobs[index])
             good = [index for index in range(len(jobs)) if index not in bad]
-            return self._probs([jobs[index] for index in good], logits[good]) if good else ([], logits[:0])
+            return self._probs([jobs[index] for index in good], logits[good]) if good else ([], logits[:0], logits[:0])
 
     def _truncated(self, jobs: list[Job], probs: torch.Tensor, wanted: Sequence[int]) -> list[tuple[Job, Row]]:
         """What is left of some of the laws on the wire."""
@@ -168,6 +170,14 @@ def _masked(job: Job) -> bool:
         job.failed = None if job.done else error
         return False
     return True
+
+
+def _note_seconds(jobs: list[Job], logits: torch.Tensor) -> None:
+    values, tokens = logits.float().topk(2, dim=1)
+    nearness = (values[:, 1] - values[:, 0]).exp()
+    # The best two tokens: penalties and masks, which may have chosen otherwise, are not looked at.
+    for job, second, near in zip(jobs, tokens[:, 1].tolist(), nearness.tolist(), strict=True):
+        job.seconds.append((second, near))
 
 
 def _no_page(job: Job) -> OutriderError:

@@ -202,6 +202,64 @@ async def test_after_another_outcome_the_block_is_that_of_a_fresh_draft(accepted
         assert pushed.block.tokens == expected.block.tokens
 
 
+@pytest.mark.parametrize("rule", ["ratio", "coupled", "greedy"])
+@pytest.mark.parametrize("number", [0, 1])
+async def test_an_advance_to_another_outcome_finds_its_block(rule: str, number: int) -> None:
+    law = GREEDY if rule == "greedy" else RICH
+    async with (
+        start_draft(SyntheticEngine(SPEC), ahead_others=3) as draft,
+        start_draft(SyntheticEngine(SPEC), ahead_blocks=0) as fresh,
+    ):
+        stream, plain = draft.stream(), fresh.stream()
+        drawn, _ = block_of(await stream.ask(opening("s", [1, 2, 3], law, "model", rule)))
+        await until_idle(draft, stream)
+        (course,) = draft.service._scheduler._ahead._courses.values()
+        assert len({job.ask.base_length for job in course.others}) == 3
+        *accepted, other = course.others[number].ask.tokens.tolist()
+        assert accepted == drawn[: len(accepted)]
+        stream.pushed.clear()
+        committed = [1, 2, 3, *accepted, other]
+        event = await stream.ask(advance_command("s", committed, 3))
+        alone = opening("s", committed, law, "model", rule)
+        alone.open.law.seed = 3
+        expected = await plain.ask(alone)
+        assert not event.hypothesis
+        assert event.block.timing.ahead_tokens == 3
+        assert (event.block.tokens, event.block.law) == (expected.block.tokens, expected.block.law)
+        # And the worker goes on from there.
+        await until_idle(draft, stream)
+        pushed = stream.pushed[0]
+        alone = opening("s", committed + hypothesis_of(pushed), law, "model", rule)
+        alone.open.law.seed = 3
+        expected = await plain.ask(alone)
+        assert (pushed.block.tokens, pushed.block.law) == (expected.block.tokens, expected.block.law)
+
+
+async def test_after_work_on_other_outcomes_the_likeliest_is_still_there() -> None:
+    """Pushed blocks, and an outcome that nothing was prepared for, after the session had gone aside."""
+    async with (
+        start_draft(SyntheticEngine(SPEC), ahead_blocks=2, ahead_others=3) as draft,
+        start_draft(SyntheticEngine(SPEC), ahead_blocks=0) as fresh,
+    ):
+        stream, plain = draft.stream(), fresh.stream()
+        committed, epoch = [1, 2, 3], 1
+        drawn, _ = block_of(await stream.ask(open_command("s", committed, 3, law=RICH)))
+        for wrong in (False, True, False, False, True):
+            await until_idle(draft, stream)
+            likeliest = stream.pushed[0]
+            outcome = hypothesis_of(likeliest)[len(committed) - likeliest.base_length :]
+            stream.pushed.clear() if wrong else None
+            committed = [*committed, *outcome[: len(drawn)], (outcome[-1] + 7 * wrong) % VOCAB]
+            event = await stream.ask(advance_command("s", committed, 3))
+            assert event.WhichOneof("outcome") == "block", event
+            assert bool(event.hypothesis) is not wrong
+            epoch += 1
+            expected = await plain.ask(open_command("s", committed, 3, law=RICH, epoch=epoch))
+            assert (event.block.tokens, event.block.law) == (expected.block.tokens, expected.block.law)
+            drawn, _ = block_of(event)
+            stream.pushed = [one for one in stream.pushed if one.base_length > len(committed)]
+
+
 async def test_commands_come_before_work_ahead() -> None:
     model = ScriptedEngine(next_token_script(16))
     async with start_draft(model, ahead_blocks=8) as draft:
@@ -313,8 +371,8 @@ async def test_closing_gives_up_the_work_ahead() -> None:
 
 async def test_what_is_drafted_ahead_and_what_of_it_is_wasted_is_counted() -> None:
     reader = InMemoryMetricReader()
-    metrics = DraftMetrics(MeterProvider([reader]))
-    async with start_draft(ScriptedEngine(next_token_script(16)), ahead_blocks=2, metrics=metrics) as draft:
+    metrics, model = DraftMetrics(MeterProvider([reader])), ScriptedEngine(next_token_script(16))
+    async with start_draft(model, ahead_blocks=2, ahead_others=0, metrics=metrics) as draft:
         stream = draft.stream()
         await stream.ask(open_command("s", [1, 2], 3, law=GREEDY))
         await until_idle(draft, stream)
