@@ -1,4 +1,4 @@
-"""The benches of rows run, and say by their exit code when a limit is missed."""
+"""The benches that need no model run, and say by their exit code when a limit is missed."""
 
 import asyncio
 import sys
@@ -40,3 +40,14 @@ async def test_wire_bytes(flags: tuple[str, ...], code: int) -> None:
     dense, support, sample = (float(row[5].replace(",", "")) for row in rows)
     assert dense > 6 * 300 * 4
     assert sample < support
+
+
+# How long a round takes is the machine's affair: goals that every machine reaches, and none.
+@pytest.mark.parametrize(("goal", "code"), [("0", 0), ("100", 1)])
+async def test_drafting_ahead(goal: str, code: int) -> None:
+    ended, output = await bench("drafting_ahead", "--goal", goal)
+    assert ended == code, output
+    assert ("MISSED" in output) == bool(code)
+    rows = [line.split(" | ") for line in output.splitlines() if line.startswith("| 5 ms")]
+    assert [row[1] for row in rows] == ["ratio", "coupled"]
+    assert any(row[5] != "0%" for row in rows), "nothing that was drafted ahead was of use"
