@@ -46,10 +46,10 @@ class _Session:
     answer: "asyncio.Future[DraftEvent]"
     pushed: dict[int, DraftEvent]
 
-    def fits(self, event: DraftEvent, base_length: int) -> bool:
-        """Whether a pushed block is for this base length, and what it builds on was committed."""
-        start = base_length - len(event.hypothesis) // 4
-        return event.base_length == base_length and to_bytes(self.tokens.view(start, base_length)) == event.hypothesis
+    def agrees(self, event: DraftEvent) -> bool:
+        """Whether what a pushed block builds on was committed, as far as it goes."""
+        start = event.base_length - len(event.hypothesis) // 4
+        return event.hypothesis.startswith(to_bytes(self.tokens.view(start, event.base_length)))
 
 
 class DraftLink(Link):
@@ -103,11 +103,15 @@ class DraftLink(Link):
         session = self._told.get(session_id)
         if session is None or session.epoch != epoch:
             return None, 0
-        passed = [session.pushed.pop(length) for length in sorted(session.pushed) if length <= len(tokens)]
-        found = passed.pop() if passed and session.fits(passed[-1], len(tokens)) else None
-        for event in passed:
-            self._discard(event, "missed")
-        return found, sum(event.ByteSize() for event in passed)
+        found = None
+        missed = []
+        for base_length, event in list(session.pushed.items()):
+            if base_length >= len(tokens) and session.agrees(event):
+                found = session.pushed.pop(base_length) if base_length == len(tokens) else found
+            else:
+                missed.append(session.pushed.pop(base_length))
+                self._discard(event, "missed")
+        return found, sum(event.ByteSize() for event in missed)
 
     def close_session(self, session_id: str, epoch: int) -> None:
         """Frees a session at the worker."""
@@ -162,10 +166,10 @@ class DraftLink(Link):
         session = self._told.get(event.session_id)
         if session is None or event.epoch != session.epoch or event.base_length < session.base_length:
             self._discard(event, "stale")
+        elif event.hypothesis and not session.agrees(event):
+            self._discard(event, "missed")
         elif event.base_length > session.base_length:
             self._hold(session, event)
-        elif event.hypothesis and not session.fits(event, session.base_length):
-            self._discard(event, "missed")
         elif session.answer.done():
             self._discard(event, "late" if session.answer.cancelled() else "stale")
         else:

@@ -210,6 +210,20 @@ async def test_a_push_that_does_not_fit_is_dropped_and_counted(
     assert found[f"outrider.draft_discarded{{{reason}}}"] == found["outrider.draft_discarded"] == asked
 
 
+async def test_blocks_that_went_another_way_make_room_at_once() -> None:
+    """Far ahead and wrong from the next token on: they must not keep out what comes after them."""
+
+    def push(script: Script, event: DraftEvent) -> list[DraftEvent]:
+        wrong = [script.pushed(event, ahead=ahead) for ahead in range(100, 100 + MAX_PUSHED - 1)]
+        for one in wrong:
+            one.hypothesis = to_bytes(int32([(script.whole[script.base] + 1) % 16])) + one.hypothesis[4:]
+        return [*wrong, script.pushed(event)]
+
+    one, _ = await generate(Script(push), Counters())
+    blocks = [each for each in one.rounds if each.drafted]
+    assert all(each.drafted_ahead == each.drafted for each in blocks[1:])
+
+
 async def test_pushed_blocks_that_wait_are_bounded() -> None:
     def flood(script: Script, event: DraftEvent) -> list[DraftEvent]:
         return [script.pushed(event, ahead=ahead) for ahead in range(100, 150)]
