@@ -104,7 +104,8 @@ async def test_many_sessions_that_find_the_draft_late_at_once_do_not_shut_it_out
     model = draft_engine()
     async with (
         start_target(target_engine()) as target,
-        start_draft(model) as draft,
+        # With blocks ahead they would find it late one after another.
+        start_draft(model, ahead_blocks=0) as draft,
         start_orchestrator([target.address], [draft.address], draft_timeout=0.1) as orchestrator,
     ):
         (link,) = orchestrator.core.drafts.links
