@@ -138,7 +138,12 @@ def report(options: argparse.Namespace, load: Load, wall: float, cpu: float, mem
     print(f"{options.sessions} sessions, lookahead {options.lookahead}, {load.rounds / wall:,.0f} rounds/s and")
     print(f"{load.tokens / wall:,.0f} tokens/s on the whole machine, {cpu / wall:.2f} cores of it the orchestrator's")
     figures = [
-        ("rounds per second of its CPU", load.rounds / cpu, options.rounds_limit, load.rounds / cpu >= options.rounds_limit),
+        (
+            "rounds per second of its CPU",
+            load.rounds / cpu,
+            options.rounds_limit,
+            load.rounds / cpu >= options.rounds_limit,
+        ),
         ("p99 of its own time a round, ms", p99, options.added_limit, p99 <= options.added_limit),
         ("kB a session", memory, options.memory_limit, memory <= options.memory_limit),
     ]
