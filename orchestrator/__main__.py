@@ -17,7 +17,7 @@ from outrider.config import ConfigError
 from outrider.lm.tokenizer import load_tokenizer
 from outrider.net.channel import MAX_REQUEST_BYTES
 from outrider.net.server import Server, run_until_signal
-from outrider.process import STARTUP_ERRORS, announce, run_process
+from outrider.process import STARTUP_ERRORS, announce, run_process, started
 from outrider.v1 import orchestrator_pb2_grpc
 
 log = logging.getLogger(__name__)
@@ -39,6 +39,7 @@ async def serve(config: OrchestratorConfig) -> int:
     orchestrator_pb2_grpc.add_OrchestratorServiceServicer_to_server(servicer, server.grpc)
     announce(config.host, await server.start(config.host, config.port))
     orchestrator.start()
+    started()
     readiness = asyncio.create_task(keep_readiness(server, orchestrator))
 
     async def stop() -> None:

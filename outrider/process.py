@@ -23,6 +23,16 @@ def announce(host: str, port: int) -> None:
     print(f"listening on {host}:{port}", flush=True)
 
 
+def started() -> None:
+    """To be called when everything is there that lives as long as the process.
+
+    A full garbage collection looks at the million objects of torch and transformers, and every stream waits for it:
+    they are taken out of its sight, and collections of the rest become rarer.
+    """
+    gc.freeze()
+    gc.set_threshold(20_000, 20, 50)
+
+
 def run_process(
     config_class: type[Config],
     serve: Callable[[Config], Coroutine[Any, Any, int]],

@@ -11,6 +11,7 @@ from outrider.config import WorkerConfig
 from outrider.lm.engine_thread import EngineThread, Scheduler
 from outrider.net.errors import OutriderError
 from outrider.net.server import Server, until_signal
+from outrider.process import started
 from outrider.v1 import types_pb2
 
 log = logging.getLogger(__name__)
@@ -121,6 +122,7 @@ class WorkerHost(Generic[Command, Result]):
             await asyncio.wait({signalled, loading}, return_when=asyncio.FIRST_COMPLETED)
             if loading.done():
                 await loading
+                started()
                 log.info("serving %s", self._config.model)
                 await asyncio.wait({signalled, dead}, return_when=asyncio.FIRST_COMPLETED)
         finally:

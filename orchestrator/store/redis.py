@@ -22,6 +22,7 @@ from orchestrator.store.base import (
     StoreError,
     StoreUnavailable,
 )
+from orchestrator.store.pipelined import Pipelined
 from outrider.law.sparse import Int32Array
 from outrider.net.arrays import ArrayError, int32s, to_bytes
 
@@ -44,7 +45,8 @@ class RedisStore:
         self._timeout = timeout
         self._client = Redis.from_pool(_pool(url, self._address, timeout, max_connections))
         register = self._client.register_script
-        self._create, self._commit, self._finish = map(register, (scripts.CREATE, scripts.COMMIT, scripts.FINISH))
+        self._create, self._finish = register(scripts.CREATE), register(scripts.FINISH)
+        self._commit = Pipelined(self._client, register(scripts.COMMIT), timeout)
         self._load, self._take_over = register(scripts.LOAD), register(scripts.TAKE_OVER)
         self._request_cancel = register(scripts.REQUEST_CANCEL)
 
@@ -98,6 +100,7 @@ class RedisStore:
 
     async def close(self) -> None:
         """See SessionStore."""
+        await self._commit.close()
         await self._client.aclose()
 
     async def _run(

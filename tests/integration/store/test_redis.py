@@ -14,6 +14,7 @@ from orchestrator.store import (
     SessionExists,
     SessionGone,
     SessionRecord,
+    StoreError,
     StoreUnavailable,
     open_store,
 )
@@ -65,6 +66,45 @@ async def test_a_commit_is_one_round_trip(valkey: ValkeyServer, session_id: str)
             await store.commit(session_id, 1, base, ints(base))
         after = [await calls(client, command) for command in ("evalsha", "eval", "script|load")]
         assert [b - a for a, b in zip(before, after, strict=True)] == [20, 0, 0]
+
+
+async def test_commits_of_one_turn_share_a_write_and_nothing_else(valkey: ValkeyServer, session_id: str) -> None:
+    """Each has its own answer: the refusals among them are their sessions' own, and so are cancellations."""
+    ids = [f"{session_id}.{number}" for number in range(600)]
+    async with opened(valkey.url, max_connections=4) as store, raw(valkey) as client:
+        await asyncio.gather(*(store.create(new(one)) for one in ids))
+        connections = (await client.info("stats"))["total_connections_received"]
+        commits = [
+            asyncio.create_task(store.commit(one, 1, 9 if number % 7 == 3 else 3, ints(number)))
+            for number, one in enumerate(ids)
+        ]
+        await asyncio.sleep(0)
+        for commit in commits[5::11]:
+            commit.cancel()
+        answers = await asyncio.gather(*commits, return_exceptions=True)
+        assert (await client.info("stats"))["total_connections_received"] - connections <= 4
+        for number, (one, answer) in enumerate(zip(ids, answers, strict=True)):
+            record = await store.load(one)
+            assert record is not None
+            if number % 11 == 5:
+                assert isinstance(answer, asyncio.CancelledError)
+                continue
+            refused = number % 7 == 3
+            assert isinstance(answer, StoreError) == refused
+            assert record.tokens.tolist() == ([1, 2, 3] if refused else [1, 2, 3, number])
+
+
+async def test_a_server_that_forgot_the_scripts_in_a_shared_write(own_valkey: ValkeyServer, session_id: str) -> None:
+    ids = [f"{session_id}.{number}" for number in range(20)]
+    async with opened(own_valkey.url) as store, raw(own_valkey) as client:
+        await asyncio.gather(*(store.create(new(one)) for one in ids))
+        for base in range(3, 6):
+            await client.script_flush()
+            await asyncio.gather(*(store.commit(one, 1, base, ints(base)) for one in ids))
+        for one in ids:
+            record = await store.load(one)
+            assert record is not None
+            assert record.tokens.tolist() == [1, 2, 3, 3, 4, 5]
 
 
 async def test_a_server_that_forgot_the_scripts(own_valkey: ValkeyServer, session_id: str) -> None:

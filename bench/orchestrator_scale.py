@@ -1,0 +1,193 @@
+"""How many sessions and rounds one orchestrator process carries.
+
+    python -m bench.orchestrator_scale
+
+Synthetic workers with scripted pass times, a real store in a process of its own, and so many streaming clients. All of
+them share this machine, so the figure is what the orchestrator alone needs: rounds per second of its own CPU time,
+beside the rounds per second that the whole machine reached. Exits with 1 when a figure misses its limit.
+
+Figures: rounds per second of CPU (3,000); 99th percentile of the time that a round spends in the orchestrator beside
+waiting for workers (25 ms); memory that the process gains per session (50 kB).
+"""
+
+import argparse
+import asyncio
+import sys
+import tempfile
+import time
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import grpc
+import numpy as np
+import psutil
+
+from bench.wire_bytes import service
+from outrider.net.channel import CHANNEL_OPTIONS
+from outrider.v1 import orchestrator_pb2_grpc
+from outrider.v1.orchestrator_pb2 import (
+    GenerateRequest,
+    OrchestratorServiceGetInfoRequest,
+    Round,
+    Speculation,
+    StopConditions,
+    TokenIds,
+)
+
+START_SECONDS = 120.0
+# Streams of one connection; grpc's servers take about a hundred without queueing.
+STREAMS_PER_CHANNEL = 100
+
+
+@dataclass
+class Load:
+    """What the clients saw while counting."""
+
+    counting: bool = False
+    rounds: int = 0
+    tokens: int = 0
+    own_micros: list[int] = field(default_factory=list)
+
+    def add(self, one: Round, tokens: int, interval: float) -> None:
+        """A round and the time since the session's round before."""
+        if self.counting:
+            self.rounds += 1
+            self.tokens += tokens
+            waited = one.draft_wait_micros + one.verify_micros
+            self.own_micros.append(max(0, int(interval * 1e6) - waited))
+
+
+async def stream(stub: orchestrator_pb2_grpc.OrchestratorServiceStub, request: GenerateRequest, load: Load) -> None:
+    """One session after the other, for ever."""
+    while True:
+        last = None
+        async for response in stub.Generate(request):
+            if response.HasField("round"):
+                now = time.perf_counter()
+                if last is not None:
+                    load.add(response.round, len(response.tokens), now - last)
+                last = now
+
+
+@asynccontextmanager
+async def system(options: argparse.Namespace) -> AsyncIterator[tuple[str, int]]:
+    """Address and process id of an orchestrator with its workers and its store."""
+    from tests.harness.valkey import valkey_server
+
+    laws = f"vocab_size={options.vocabulary},order=0"
+    target = f"synthetic:{laws},pass_ms={options.verify_ms}"
+    draft = f"synthetic:{laws},pass_ms={options.draft_ms}"
+    async with AsyncExitStack() as stack:
+        directory = stack.enter_context(tempfile.TemporaryDirectory())
+        store = stack.enter_context(valkey_server(Path(directory))).url
+        room = ("--max-queue-items", str(4 * options.sessions))
+        verifier = await stack.enter_async_context(service("target_service", "--model", target, *room))
+        drafter = await stack.enter_async_context(service("draft_service", "--model", draft, *room))
+        before = {child.pid for child in psutil.Process().children(recursive=True)}
+        orchestrator = await stack.enter_async_context(
+            service(
+                "orchestrator",
+                *("--targets", verifier, "--drafts", drafter, "--tokenizer", target, "--store", store),
+                *("--max-sessions", str(2 * options.sessions), "--draft-timeout", "30"),
+            )
+        )
+        (process,) = (child for child in psutil.Process().children(recursive=True) if child.pid not in before)
+        yield orchestrator, process.pid
+
+
+async def measure(options: argparse.Namespace) -> bool:
+    """Prints the figures; whether all keep their limits."""
+    async with AsyncExitStack() as stack:
+        address, pid = await stack.enter_async_context(system(options))
+        process = psutil.Process(pid)
+        stubs = []
+        for number in range(-(-options.sessions // STREAMS_PER_CHANNEL)):
+            # Channels with equal options would share a connection.
+            channel = grpc.aio.insecure_channel(address, options=[*CHANNEL_OPTIONS, ("outrider.channel", number)])
+            stubs.append(orchestrator_pb2_grpc.OrchestratorServiceStub(await stack.enter_async_context(channel)))
+        await until_linked(stubs[0])
+        request = GenerateRequest(
+            token_ids=TokenIds(ids=range(32)),
+            stop=StopConditions(max_tokens=options.tokens, ignore_eos=True),
+            speculation=Speculation(lookahead=options.lookahead),
+        )
+        load, idle = Load(), process.memory_info().rss
+        tasks = [asyncio.create_task(stream(stubs[n % len(stubs)], request, load)) for n in range(options.sessions)]
+        try:
+            await asyncio.sleep(options.warm_up)
+            began, cpu = time.perf_counter(), cpu_seconds(process)
+            load.counting = True
+            done, _ = await asyncio.wait(tasks, timeout=options.seconds, return_when=asyncio.FIRST_COMPLETED)
+            load.counting = False
+            wall, cpu = time.perf_counter() - began, cpu_seconds(process) - cpu
+            memory = (process.memory_info().rss - idle) / 1024 / options.sessions
+            for task in done:
+                task.result()
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+    return report(options, load, wall, cpu, memory)
+
+
+def report(options: argparse.Namespace, load: Load, wall: float, cpu: float, memory: float) -> bool:
+    """Prints the figures; whether all keep their limits."""
+    p50, p99 = np.percentile(load.own_micros, [50, 99]) / 1e3
+    print(f"{options.sessions} sessions, lookahead {options.lookahead}, {load.rounds / wall:,.0f} rounds/s and")
+    print(f"{load.tokens / wall:,.0f} tokens/s on the whole machine, {cpu / wall:.2f} cores of it the orchestrator's")
+    figures = [
+        (
+            "rounds per second of its CPU",
+            load.rounds / cpu,
+            options.rounds_limit,
+            load.rounds / cpu >= options.rounds_limit,
+        ),
+        ("p99 of its own time a round, ms", p99, options.added_limit, p99 <= options.added_limit),
+        ("kB a session", memory, options.memory_limit, memory <= options.memory_limit),
+    ]
+    print(f"CPU a round: {cpu / load.rounds * 1e6:,.0f} us; own time a round: median {p50:.1f} ms")
+    for name, value, limit, kept in figures:
+        print(f"{name}: {value:,.1f} (limit {limit:,g}){'' if kept else '  MISSED'}")
+    return all(kept for *_, kept in figures)
+
+
+def cpu_seconds(process: psutil.Process) -> float:
+    times = process.cpu_times()
+    return float(times.user + times.system)
+
+
+async def until_linked(stub: orchestrator_pb2_grpc.OrchestratorServiceStub) -> None:
+    """Returns when the orchestrator uses both workers."""
+    async with asyncio.timeout(START_SECONDS):
+        while True:
+            info = await stub.GetInfo(OrchestratorServiceGetInfoRequest(), timeout=START_SECONDS)
+            if all(worker.usable for worker in info.workers):
+                return
+            await asyncio.sleep(0.1)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--sessions", type=int, default=1000)
+    parser.add_argument("--lookahead", type=int, default=4)
+    parser.add_argument("--vocabulary", type=int, default=1000)
+    parser.add_argument("--verify-ms", type=float, default=30.0, help="scripted time of a target pass")
+    parser.add_argument("--draft-ms", type=float, default=5.0, help="scripted time of a draft pass")
+    parser.add_argument("--tokens", type=int, default=400, help="of one generation")
+    parser.add_argument("--warm-up", type=float, default=10.0, help="seconds before counting")
+    parser.add_argument("--seconds", type=float, default=20.0, help="seconds that are counted")
+    parser.add_argument("--rounds-limit", type=float, default=3000.0)
+    parser.add_argument("--added-limit", type=float, default=25.0, help="ms")
+    parser.add_argument("--memory-limit", type=float, default=50.0, help="kB")
+    parser.add_argument("--smoke", action="store_true", help="few sessions for a moment: shows that this runs")
+    options = parser.parse_args(arguments)
+    if options.smoke:
+        options.sessions, options.warm_up, options.seconds, options.verify_ms = 4, 0.5, 1.0, 5.0
+        options.rounds_limit, options.added_limit, options.memory_limit = 1.0, 1e4, 1e5
+    return 0 if asyncio.run(measure(options)) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
