@@ -115,15 +115,16 @@ class Generate:
         asked, ids, streamer = self.ours.asked, torch.tensor([prompt], device=self.target.device), _Arrivals()
         if asked.seed is not None:
             torch.manual_seed(asked.seed)  # transformers draws from the global generator
-        said = self.target.generate(  # type: ignore[operator]
-            ids,
-            attention_mask=torch.ones_like(ids),
-            max_new_tokens=max_tokens,
-            streamer=streamer,
-            stopping_criteria=StoppingCriteriaList([_Cancelled(self.thread)]),
-            **_sampling(asked),
-            **assistance,
-        )
+        with quiet(lambda _part, _what: None):
+            said = self.target.generate(  # type: ignore[operator]
+                ids,
+                attention_mask=torch.ones_like(ids),
+                max_new_tokens=max_tokens,
+                streamer=streamer,
+                stopping_criteria=StoppingCriteriaList([_Cancelled(self.thread)]),
+                **_sampling(asked),
+                **assistance,
+            )
         seconds = time.perf_counter() - streamer.began
         if self.thread.cancelled.is_set():
             raise Interrupted
@@ -149,7 +150,9 @@ class Generate:
 
 
 def _sampling(asked: Asked) -> dict[str, Any]:
-    return {"do_sample": True, "temperature": asked.temperature} if asked.temperature else {"do_sample": False}
+    if asked.temperature == 0:
+        return {"do_sample": False}
+    return {"do_sample": True, "temperature": asked.temperature, "top_k": 0, "top_p": 1.0}
 
 
 def _load(pair: Pair, model: str, asked: Asked) -> PreTrainedModel:
@@ -164,5 +167,5 @@ def _load(pair: Pair, model: str, asked: Asked) -> PreTrainedModel:
         loaded.set_attn_implementation("sdpa")  # as transformers chooses by itself
     ends = None if asked.ignore_eos else getattr(loaded.generation_config, "eos_token_id", None)
     # Checkpoints bring sampling settings of their own, top_k and a repetition penalty among them: another law.
-    loaded.generation_config = GenerationConfig(eos_token_id=ends, pad_token_id=0, top_k=0)  # type: ignore[no-untyped-call]
+    loaded.generation_config = GenerationConfig(eos_token_id=ends, pad_token_id=0)  # type: ignore[no-untyped-call]
     return loaded

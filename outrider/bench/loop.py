@@ -102,7 +102,7 @@ class Loop:
             start, base = time.perf_counter(), len(sequence)
             left = max_tokens - (base - len(prompt))
             # As ours: the prompt's round has no block.
-            block = self._block(drafting, sequence, min(lookahead, left - 1) if base > len(prompt) else 0)
+            block = _block(drafting, sequence, min(lookahead, left - 1) if base > len(prompt) else 0, stops)
             drafted_at = time.perf_counter()
             said = verifying.likeliest(sequence + block, len(block) + 1)
             verified_at = time.perf_counter()
@@ -123,12 +123,6 @@ class Loop:
         sample.tokens = sample.stats.tokens = len(sample.ids)
         return sample
 
-    def _block(self, drafting: _Cached, sequence: list[int], lookahead: int) -> list[int]:
-        block: list[int] = []
-        for _ in range(lookahead):
-            block += drafting.likeliest(sequence + block)
-        return block
-
 
 def _engine(pair: Pair, proposer: ProposerName | None) -> Engine:
     """The engine behind a proposer; the target's without one."""
@@ -141,6 +135,14 @@ def _engine(pair: Pair, proposer: ProposerName | None) -> Engine:
         layers=layers,
     )
     return load_engine(model, options)
+
+
+def _block(drafting: _Cached, sequence: list[int], lookahead: int, stops: Sequence[int]) -> list[int]:
+    """So many draft tokens; fewer when one is a stop token."""
+    block: list[int] = []
+    while len(block) < lookahead and (not block or block[-1] not in stops):
+        block += drafting.likeliest(sequence + block)
+    return block
 
 
 def _agreeing(block: list[int], said: list[int]) -> int:

@@ -190,7 +190,7 @@ def _times(report: Report) -> _Draw | None:
 
     def draw() -> Figure:
         labels = [f"{cell.prompt_set}, {_label(cell)}" for cell, _ in known]
-        figure = Figure(figsize=(2 * _WIDTH, 0.8 + 0.3 * len(known)), layout="constrained")
+        figure = Figure(figsize=(2 * _WIDTH, 1.1 + 0.3 * len(known)), layout="constrained")
         axis = figure.subplots()
         left = [0.0] * len(known)
         for part, words in _PARTS.items():
@@ -199,7 +199,7 @@ def _times(report: Report) -> _Draw | None:
             left = [start + width for start, width in zip(left, widths, strict=True)]
         axis.invert_yaxis()
         axis.set_xlabel("ms a round, mean")
-        axis.legend(ncols=3, loc="lower center", bbox_to_anchor=(0.5, 1.0))
+        figure.legend(ncols=3, loc="outside upper center")
         return figure
 
     return draw
@@ -212,7 +212,7 @@ def _closed_form(report: Report) -> _Draw | None:
 
     def draw() -> Figure:
         labels = [f"{cell.prompt_set}, {_label(cell)}" for cell, _ in known]
-        figure = Figure(figsize=(2 * _WIDTH, 0.8 + 0.5 * len(known)), layout="constrained")
+        figure = Figure(figsize=(2 * _WIDTH, 1.0 + 0.5 * len(known)), layout="constrained")
         axis = figure.subplots()
         series: list[tuple[str, str, Callable[[Speculation], float | None]]] = [
             ("measured", "tab:green", lambda it: it.measured),
@@ -225,7 +225,7 @@ def _closed_form(report: Report) -> _Draw | None:
         axis.set_yticks(range(len(known)), labels)
         axis.invert_yaxis()
         axis.set_xlabel("tokens a round, mean")
-        axis.legend(ncols=3, loc="lower center", bbox_to_anchor=(0.5, 1.0))
+        figure.legend(ncols=3, loc="outside upper center")
         return figure
 
     return draw
