@@ -20,12 +20,12 @@ from rich.console import Console
 from bench.measured import measured
 from outrider.bench.demo_pair import PROPOSERS, demo_system
 from outrider.bench.job import Compared, Job
-from outrider.bench.loop import MODEL_PROPOSERS, NAME
+from outrider.bench.loop import MODEL_PROPOSERS
 from outrider.bench.prompts import built_in
 from outrider.bench.report import CellReport, Report
 from outrider.bench.runner import Plan
 from outrider.bench.sample import Asked
-from outrider.bench.services import SPECULATIVE
+from outrider.bench.services import LOOP, SPECULATIVE
 from outrider.bench.tables import summary_table
 from outrider.cli.options import ProposerName
 from outrider.cli.system import SystemOptions
@@ -65,7 +65,7 @@ def ratio(ours: CellReport, theirs: CellReport) -> float:
 
 def judged(report: Report, many: int, loop_goal: float, many_goal: float) -> bool:
     """Prints the two figures; whether both reach their goal."""
-    one, loop, all_of_them = cell(report, SPECULATIVE, 1), cell(report, NAME, 1), cell(report, SPECULATIVE, many)
+    one, loop, all_of_them = cell(report, SPECULATIVE, 1), cell(report, LOOP, 1), cell(report, SPECULATIVE, many)
     speeds = {"services, 1 session": one, "bare loop, 1 session": loop, f"services, {many} sessions": all_of_them}
     for name, it in speeds.items():
         runs = " ".join(f"{run.tokens_per_second:.1f}" for run in it.runs)

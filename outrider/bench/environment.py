@@ -3,10 +3,8 @@
 import os
 import platform
 import re
+from importlib.metadata import version
 from pathlib import Path
-
-import torch
-import transformers
 
 from outrider.bench.report import Machine, Memory
 from outrider.cli.supervise import Supervisor
@@ -24,8 +22,8 @@ def machine() -> Machine:
         cores=len(os.sched_getaffinity(0)) if affinity else os.cpu_count() or 1,
         load_before=os.getloadavg()[0] if hasattr(os, "getloadavg") else None,
         python=platform.python_version(),
-        torch=torch.__version__,
-        transformers=transformers.__version__,
+        torch=version("torch"),
+        transformers=version("transformers"),
     )
 
 

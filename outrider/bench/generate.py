@@ -18,7 +18,7 @@ from transformers.generation.streamers import BaseStreamer
 from outrider.bench.pair import Interrupted, ModelThread, Pair, prompt_ids
 from outrider.bench.prompts import PromptSet
 from outrider.bench.sample import Asked, Sample
-from outrider.bench.services import Drafted, Services
+from outrider.bench.services import ASSISTED, Drafted, Services
 from outrider.cli.options import ProposerName
 from outrider.cli.run import Failure
 from outrider.lm.checkpoint import load_config, load_weights
@@ -27,7 +27,7 @@ from outrider.lm.quiet import quiet
 from outrider.lm.refuse import refusing
 from outrider.lm.source import SourceKind, parse_source
 
-ASSISTED, PLAIN = "transformers assisted", "transformers plain"
+PLAIN = "transformers plain"
 
 
 class _Arrivals(BaseStreamer):

@@ -14,13 +14,12 @@ from transformers import PreTrainedTokenizerBase
 from outrider.bench.pair import Interrupted, ModelThread, Pair, prompt_ids
 from outrider.bench.prompts import PromptSet
 from outrider.bench.sample import Asked, Sample
-from outrider.bench.services import Services
+from outrider.bench.services import LOOP, Services
 from outrider.cli.options import ProposerName
 from outrider.lm.engine import Engine, Segment
 from outrider.lm.load import EngineOptions, load_engine
 from outrider.v1.orchestrator_pb2 import Round
 
-NAME = "loop"
 MODEL_PROPOSERS = (ProposerName.model, ProposerName.early_exit)
 
 
@@ -64,7 +63,7 @@ class Loop:
     tokenizer: PreTrainedTokenizerBase
     ours: Services
     asked: Asked
-    name: str = NAME
+    name: str = LOOP
 
     @staticmethod
     async def load(pair: Pair, thread: ModelThread, ours: Services, sets: Sequence[PromptSet]) -> "Loop":

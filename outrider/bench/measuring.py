@@ -8,20 +8,16 @@ from datetime import UTC, datetime
 import grpc
 
 from outrider.bench.environment import machine, peak_memory
-from outrider.bench.generate import ASSISTED, Generate
 from outrider.bench.job import Job
-from outrider.bench.loop import NAME as LOOP
-from outrider.bench.loop import Loop
 from outrider.bench.openai import endpoint
-from outrider.bench.pair import ModelThread, Pair
 from outrider.bench.report import CellReport, NotMeasured, Report, Served, Settings
 from outrider.bench.runner import Cell, Declined, OnRun, cells_of, measure
 from outrider.bench.sample import Way
-from outrider.bench.services import PLAIN, SPECULATIVE, Drafted, Services
+from outrider.bench.services import ASSISTED, LOOP, PLAIN, SPECULATIVE, Drafted, Services
 from outrider.bench.summary import summarised
 from outrider.cli.run import Failure
 from outrider.cli.startup import StartupView
-from outrider.cli.system import SystemOptions, fair_threads, running_system
+from outrider.cli.system import fair_threads, running_system
 from outrider.net.channel import connect
 from outrider.v1 import orchestrator_pb2 as pb
 from outrider.v1.orchestrator_pb2_grpc import OrchestratorServiceStub
@@ -85,24 +81,23 @@ def _our_ways(job: Job, channel: grpc.aio.Channel, info: pb.OrchestratorServiceG
 
 async def _compared(job: Job, ours: Services, stack: AsyncExitStack) -> list[Way]:
     """The ways beside our own, ready to answer."""
-    compared, ways = job.compared, list[Way]()
-    if compared.loop or compared.transformers:
-        assert job.system is not None
-        thread = ModelThread()
-        stack.callback(thread.close)
-        pair = _pair(job.system)
-        if compared.loop:
-            ways.append(await Loop.load(pair, thread, ours, job.plan.sets))
-        if compared.transformers:
-            ways += await Generate.load(pair, thread, ours, job.plan.sets)
-    for url in compared.endpoints:
-        opened = endpoint(url, compared.openai_model, compared.openai_key, job.asked, job.seconds)
+    ways = await _in_process(job, ours, stack) if job.compared.loop or job.compared.transformers else []
+    for url in job.compared.endpoints:
+        opened = endpoint(url, job.compared.openai_model, job.compared.openai_key, job.asked, job.seconds)
         ways.append(await stack.enter_async_context(opened))
     return ways
 
 
-def _pair(system: SystemOptions) -> Pair:
-    return Pair(
+async def _in_process(job: Job, ours: Services, stack: AsyncExitStack) -> list[Way]:
+    """Those that run the models here."""
+    # Only here: measuring a running system needs no torch, which takes seconds to come.
+    from outrider.bench.generate import Generate
+    from outrider.bench.loop import Loop
+    from outrider.bench.pair import ModelThread, Pair
+
+    system = job.system
+    assert system is not None
+    pair = Pair(
         target=system.target,
         draft=system.draft,
         early_exit_layers=system.early_exit_layers,
@@ -111,6 +106,12 @@ def _pair(system: SystemOptions) -> Pair:
         threads=system.target_threads or fair_threads(),
         context_length=system.context_length,
     )
+    thread = ModelThread()
+    stack.callback(thread.close)
+    ways: list[Way] = [await Loop.load(pair, thread, ours, job.plan.sets)] if job.compared.loop else []
+    if job.compared.transformers:
+        ways += await Generate.load(pair, thread, ours, job.plan.sets)
+    return ways
 
 
 def _summarised(group: Sequence[Cell], ours: Services, *, repeatable: bool) -> list[CellReport]:

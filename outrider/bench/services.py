@@ -13,7 +13,9 @@ from outrider.v1 import orchestrator_pb2 as pb
 from outrider.v1.orchestrator_pb2_grpc import OrchestratorServiceStub
 from outrider.v1.types_pb2 import SamplingParams
 
+# The names of the ways: ours, and those that make their blocks as ours does.
 SPECULATIVE, PLAIN = "speculative", "plain"
+LOOP, ASSISTED = "loop", "transformers assisted"
 
 
 @dataclass(frozen=True)

@@ -47,7 +47,8 @@ class BenchView:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._progress.stop()
+        if self._console.is_terminal:  # elsewhere stopping prints an empty line
+            self._progress.stop()
 
 
 def show(report: Report) -> None:

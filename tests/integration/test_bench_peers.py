@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from outrider.bench.generate import ASSISTED, Generate
+from outrider.bench.generate import Generate
 from outrider.bench.loop import Loop
 from outrider.bench.pair import Interrupted, ModelThread, Pair
 from outrider.bench.prompts import Message, Prompt, PromptSet
 from outrider.bench.sample import Asked, Sample, Way
-from outrider.bench.services import PLAIN, SPECULATIVE, Drafted, Services
+from outrider.bench.services import ASSISTED, PLAIN, SPECULATIVE, Drafted, Services
 from outrider.cli.options import ProposerName
 from outrider.cli.run import Failure
 from outrider.lm.load import EngineOptions, load_engine
