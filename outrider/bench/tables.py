@@ -5,12 +5,15 @@ from dataclasses import dataclass
 
 from pydantic import BaseModel
 from rich.box import SIMPLE_HEAD
+from rich.console import JustifyMethod
 from rich.table import Table as RichTable
 
 from outrider.bench.report import CellReport, Quantiles, Report, RoundTimes, Speculation, Spread
+from outrider.bench.services import SPECULATIVE
 from outrider.cli.report import counted, number, percent
 
 _NONE = "–"
+_WAY, _WAY_WIDTH = 2, 12
 
 
 @dataclass(frozen=True)
@@ -68,27 +71,30 @@ def tables(report: Report) -> list[Table]:
 
 
 def summary_table(report: Report) -> RichTable:
-    """What fits on a terminal: the speed and the gist of the rest, a row a cell."""
+    """What fits on a terminal of 80 columns: the speed and the gist of the rest, a row a cell."""
     columns: list[tuple[str, _Cell]] = [
-        ("tokens/s", lambda cell: _spread(cell.tokens_per_second)),
-        ("× plain", lambda cell: _field(cell.speed_up, "median", 2)),
-        ("first ms", lambda cell: _field(cell.time_to_first_token, "p50", 0)),
-        ("token ms", lambda cell: _field(cell.inter_token, "p50", 1)),
-        ("end ms", lambda cell: number(cell.end_to_end.p50, 0)),
-        ("tok/pass", lambda cell: _field(cell.rounds, "tokens_per_pass", 2)),
-        ("alpha", lambda cell: _of_speculation(cell, lambda it: percent(it.alpha))),
+        ("prompts", lambda cell: cell.prompt_set),
+        ("at\nonce", lambda cell: str(cell.concurrency)),
+        ("way", lambda cell: cell.way),
+        ("tokens/s", lambda cell: number(cell.tokens_per_second.median)),
+        ("range", lambda cell: f"{number(cell.tokens_per_second.low, 0)}–{number(cell.tokens_per_second.high, 0)}"),
+        ("×\nplain", lambda cell: _field(cell.speed_up, "median", 2)),
+        ("first\nms", lambda cell: _field(cell.time_to_first_token, "p50", 0)),
+        ("token\nms", lambda cell: _field(cell.inter_token, "p50", 1)),
+        ("tok/\npass", lambda cell: _field(cell.rounds, "tokens_per_pass", 2)),
+        ("α", lambda cell: _of_speculation(cell, lambda it: percent(it.alpha))),
         ("same", lambda cell: percent(cell.same_tokens)),
     ]
-    table = RichTable(box=SIMPLE_HEAD, show_edge=False, padding=(0, 1))
-    for index, (head, _) in enumerate((*_NAMES, *columns)):
-        table.add_column(head, justify="left" if index in (0, 2) else "right", no_wrap=True)
+    table = RichTable(box=SIMPLE_HEAD, show_edge=False, padding=0)
+    for index, (head, _) in enumerate(columns):
+        justify: JustifyMethod = "left" if index in (0, _WAY) else "right"
+        table.add_column(head, justify=justify, no_wrap=index != _WAY, min_width=_WAY_WIDTH if index == _WAY else None)
     last: tuple[str, int] | None = None
     for cell in report.cells:
         if last is not None and last != (cell.prompt_set, cell.concurrency):
             table.add_section()
         last = cell.prompt_set, cell.concurrency
-        style = "green" if cell.way == "speculative" else ""
-        table.add_row(*(text(cell) for _, text in (*_NAMES, *columns)), style=style)
+        table.add_row(*(text(cell) for _, text in columns), style="green" if cell.way == SPECULATIVE else "")
     return table
 
 

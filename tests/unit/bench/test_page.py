@@ -3,7 +3,10 @@
 import base64
 import re
 from datetime import UTC, datetime
+from io import StringIO
 from xml.etree import ElementTree
+
+from rich.console import Console
 
 from outrider.bench.page import page
 from outrider.bench.plots import figures
@@ -11,6 +14,7 @@ from outrider.bench.report import Machine, Memory, NotMeasured, Report, Served, 
 from outrider.bench.runner import Run
 from outrider.bench.sample import Sample
 from outrider.bench.services import PLAIN, SPECULATIVE
+from outrider.bench.tables import summary_table
 from outrider.v1 import orchestrator_pb2 as pb
 from tests.unit.bench.test_summary import cell, reports, sample
 
@@ -83,3 +87,12 @@ def test_answers_without_tokens_are_shown() -> None:
     ours = cell(SPECULATIVE, Run(1.0, (Sample(0, seconds=0.5),)))
     report = a_report().model_copy(update={"cells": reports(ours, cell(PLAIN, Run(1.0, (sample((1,)),))))})
     assert "–" in page(report)
+
+
+def test_summary_fits_a_terminal_of_80_columns() -> None:
+    console = Console(width=80, record=True, file=StringIO())
+    console.print(summary_table(a_report()))
+    text = console.export_text()
+    for head in ("prompts", "tokens/s", "range", "plain", "first", "pass", "α", "same"):
+        assert head in text
+    assert "…" not in text
