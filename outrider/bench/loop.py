@@ -16,10 +16,14 @@ from outrider.bench.prompts import PromptSet
 from outrider.bench.sample import Asked, Sample
 from outrider.bench.services import LOOP, Services
 from outrider.cli.options import ProposerName
+from outrider.law.params import LawParams
+from outrider.law.transforms import RowContext, greedy_tokens
 from outrider.lm.engine import Engine, Segment
 from outrider.lm.load import EngineOptions, load_engine
 from outrider.v1.orchestrator_pb2 import Round
 
+# Nothing is adjusted, so the tokens before do not matter.
+_GREEDY = RowContext(LawParams(temperature=0.0), np.empty(0, np.int32))
 MODEL_PROPOSERS = (ProposerName.model, ProposerName.early_exit)
 
 
@@ -34,7 +38,7 @@ class _Cached:
         """The likeliest token after each of the last `rows` tokens of a sequence that begins as the cache does."""
         new = np.array(sequence[self._state.length :], np.int32)
         (logits,) = self._engine.forward([Segment(self._state, new, rows)])
-        found: list[int] = logits.argmax(dim=1).tolist()
+        found: list[int] = greedy_tokens(logits, [_GREEDY] * rows, self._engine.info.vocab_size).tolist()
         return found
 
     def cut(self, length: int) -> None:
