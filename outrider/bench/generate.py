@@ -28,6 +28,7 @@ from outrider.lm.refuse import refusing
 from outrider.lm.source import SourceKind, parse_source
 
 PLAIN = "transformers plain"
+_CHECKPOINTS = (SourceKind.HUB, SourceKind.DIRECTORY, SourceKind.GGUF)
 
 
 class _Arrivals(BaseStreamer):
@@ -87,7 +88,8 @@ class Generate:
 
         def load() -> list[Generate]:
             target = _load(pair, pair.target, ours.asked)
-            draft = _load(pair, pair.draft, ours.asked) if wanted else None
+            loads = wanted and parse_source(pair.draft).kind in _CHECKPOINTS
+            draft = _load(pair, pair.draft, ours.asked) if loads else None
             tokenizer = pair.tokenizer()
             return [
                 Generate(name, thread, target, draft, tokenizer, pair, ours, assisted)
@@ -157,8 +159,8 @@ def _sampling(asked: Asked) -> dict[str, Any]:
 
 def _load(pair: Pair, model: str, asked: Asked) -> PreTrainedModel:
     source = parse_source(model)
-    if source.kind is SourceKind.SYNTHETIC:
-        raise Failure(f"transformers has no model {model}: it has no weights")
+    if source.kind not in _CHECKPOINTS:
+        raise Failure(f"transformers cannot load {model}: it is no checkpoint")
     torch.set_num_threads(pair.threads)
     device = pair.device or ("cuda" if torch.cuda.is_available() else "cpu")
     with refusing(source.name), gguf_read_once(), quiet(lambda _part, _what: None):

@@ -96,6 +96,10 @@ async def test_transformers_drafts_as_ours_does(model: str) -> None:
             assisted, _ = await Generate.load(pair, thread, replace(ours, drafted=drafted), [PROMPTS])
             assert [sample.ids for sample in await answers(assisted)] == expected
         assert "such draft" in replace(assisted, ours=replace(ours, drafted=Drafted(3))).declines(PROMPTS, 1)
+        alike = replace(ours, drafted=Drafted(3, ProposerName.model))
+        unloadable, plain = await Generate.load(replace(pair, draft="synthetic:"), thread, alike, [PROMPTS])
+        assert "such draft" in unloadable.declines(PROMPTS, 1)
+        assert not plain.declines(PROMPTS, 1)
         assert "one sequence" in assisted.declines(PROMPTS, 2)
 
 
@@ -120,7 +124,7 @@ async def test_a_model_that_cannot_be_loaded_is_one_sentence(model: str) -> None
         alike = replace(ours, drafted=Drafted(3, ProposerName.model))
         with pytest.raises(Failure, match="no-such"):
             await Loop.load(Pair("./no-such", model), thread, alike, [PROMPTS])
-        with pytest.raises(Failure, match="no weights"):
+        with pytest.raises(Failure, match="no checkpoint"):
             await Generate.load(Pair("synthetic:vocab_size=26", model), thread, alike, [PROMPTS])
 
 
