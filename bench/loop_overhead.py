@@ -28,6 +28,7 @@ from outrider.bench.sample import Asked
 from outrider.bench.services import LOOP, SPECULATIVE
 from outrider.bench.tables import summary_table
 from outrider.cli.options import ProposerName
+from outrider.cli.run import told
 from outrider.cli.system import SystemOptions
 
 LOOP_GOAL, MANY_GOAL = 0.92, 5.0
@@ -104,11 +105,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.smoke:
         options.repeats, options.tokens = 2, 12
     os.environ["OUTRIDER_AHEAD_BLOCKS"] = "0"  # the loop drafts nothing ahead either
+    with told():
+        system = system_of(options)
     report = measured(
         Job(
             plan=Plan(built_in((options.prompts,)), (1, options.sessions), options.repeats, 0, options.tokens),
             asked=Asked(options.tokens, ignore_eos=True),
-            system=system_of(options),
+            system=system,
             lookahead=options.lookahead,
             proposer=ProposerName(options.proposer),
             compared=Compared(loop=True),

@@ -25,6 +25,7 @@ from outrider.bench.runner import Plan
 from outrider.bench.sample import Asked
 from outrider.bench.tables import facts, summary_table
 from outrider.cli.options import ProposerName
+from outrider.cli.run import told
 from outrider.cli.system import SystemOptions
 from outrider.lm.quiet import quiet
 from outrider.lm.synthetic_spec import SyntheticSpec
@@ -99,7 +100,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if options.smoke:
             options.target = options.draft = tiny_model(directory)
             options.repeats, options.tokens, options.dtype = 1, 8, "float32"
-        report = measured(job_of(options))
+        with told():
+            job = job_of(options)
+        report = measured(job)
     for name, value in facts(report):
         print(f"{name:<9} {value}")
     Console(width=200).print(summary_table(report))
