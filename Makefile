@@ -20,7 +20,7 @@ $(STAMP): pyproject.toml constraints.txt $(MOVED)
 	@echo "Installing into .venv (a minute or two the first time; later runs skip this)"
 	@$(PYTHON) -c 'import sys; sys.exit(None if sys.version_info >= (3, 11) else "Outrider needs Python 3.11 or newer: make PYTHON=...")'
 	@$(PYTHON) -m venv $(if $(MOVED),--clear) .venv
-	$(RUN) pip install --disable-pip-version-check --constraint constraints.txt --editable '.[embedded,dev]'
+	$(RUN) pip install --disable-pip-version-check --constraint constraints.txt --editable '.[bench,embedded,dev]'
 	@pwd -P > $(STAMP)
 
 demo: setup ## Run the demo: three services on this machine, speculative beside plain decoding
@@ -38,8 +38,9 @@ lint: setup ## Check style, formatting, types and protos
 protos: setup ## Write the Python stubs of protos/ anew
 	$(PY) protos/generate.py
 
-docs: setup ## Write docs/configuration.md anew
+docs: setup ## Write docs/configuration.md and docs/benchmark.schema.json anew
 	$(PY) docs/configuration.py
+	$(PY) docs/schema.py
 
 clean: ## Remove what was installed, downloaded and cached
 	rm -rf .venv .cache build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

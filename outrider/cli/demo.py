@@ -24,7 +24,7 @@ _CALL_SECONDS = 120.0
 _WARM_UP_TOKENS = 8
 # An early exit that was not trained for it says little before the last layers: of SmolLM2's 30, the 24th agrees with
 # the target on 3 tokens in 10, the 28th on 5.
-_EARLY_EXIT_LAYERS = 28
+EARLY_EXIT_LAYERS = 28
 
 
 def demo(
@@ -32,7 +32,7 @@ def demo(
     lookahead: Annotated[
         int | None, typer.Option(min=1, max=LONGEST_LOOKAHEAD, help="Longest block; each prompt's own without it.")
     ] = None,
-    early_exit_layers: EarlyExitLayers = _EARLY_EXIT_LAYERS,
+    early_exit_layers: EarlyExitLayers = EARLY_EXIT_LAYERS,
     runs: Annotated[int, typer.Option(min=1, help="Runs of each prompt, each way.")] = 2,
     dtype: Dtype = "bfloat16",
     device: Device = "",

@@ -37,7 +37,7 @@ class RowFormatName(StrEnum):
     sample = "sample"
 
 
-_ACCEPTANCE = {
+ACCEPTANCE = {
     AcceptanceName.greedy: pb.ACCEPTANCE_GREEDY,
     AcceptanceName.ratio: pb.ACCEPTANCE_RATIO,
     AcceptanceName.block: pb.ACCEPTANCE_BLOCK,
@@ -107,7 +107,7 @@ def generate(
     conditions = {"max_tokens": max_tokens, "min_tokens": min_tokens, "ignore_eos": ignore_eos}
     speculation = {
         "lookahead": lookahead,
-        "acceptance": _ACCEPTANCE[acceptance] if acceptance else None,
+        "acceptance": ACCEPTANCE[acceptance] if acceptance else None,
         "proposer": PROPOSERS[proposer] if proposer else None,
         "row_format": _ROW_FORMAT[row_format] if row_format else None,
         "law_top": law_top,

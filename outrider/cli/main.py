@@ -2,6 +2,7 @@
 
 import typer
 
+from outrider.cli.bench import bench
 from outrider.cli.demo import demo
 from outrider.cli.generate import generate
 from outrider.cli.info import info
@@ -15,7 +16,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command in (up, generate, demo, info):
+for command in (up, generate, demo, bench, info):
     app.command()(command)
 
 

@@ -24,8 +24,12 @@ class RunStats:
         rounds, target_passes: as the rounds report them; a round without a message of its own is not counted.
         drafted, accepted: draft tokens that were verified, and those kept; dropped blocks count in neither.
         drafted_at, accepted_at: the same for each position in the block, the first being 0.
+        rejections: rounds in which a draft token was rejected.
         draft_seconds: what waiting for blocks took.
+        draft_forward_seconds: what the draft's passes took, waited for or not.
         verify_seconds: from handing over the block to its rows.
+        verify_forward_seconds: what the target's passes took of that.
+        accept_seconds, commit_seconds: from rows to outcome, and for the write to the session store.
         wire_bytes: serialised bytes of the draft and verify messages.
         plain: rounds without a block, by reason.
     """
@@ -38,8 +42,13 @@ class RunStats:
     accepted: int = 0
     drafted_at: Counter[int] = field(default_factory=Counter)
     accepted_at: Counter[int] = field(default_factory=Counter)
+    rejections: int = 0
     draft_seconds: float = 0.0
+    draft_forward_seconds: float = 0.0
     verify_seconds: float = 0.0
+    verify_forward_seconds: float = 0.0
+    accept_seconds: float = 0.0
+    commit_seconds: float = 0.0
     wire_bytes: int = 0
     plain: "Counter[PlainReason.ValueType]" = field(default_factory=Counter)
 
@@ -51,8 +60,13 @@ class RunStats:
         self.accepted += round_.accepted
         self.drafted_at.update(range(round_.drafted))
         self.accepted_at.update(range(round_.accepted))
+        self.rejections += round_.accepted < round_.drafted
         self.draft_seconds += round_.draft_wait_micros * _MICROS
+        self.draft_forward_seconds += round_.draft_forward_micros * _MICROS
         self.verify_seconds += round_.verify_micros * _MICROS
+        self.verify_forward_seconds += round_.verify_forward_micros * _MICROS
+        self.accept_seconds += round_.accept_micros * _MICROS
+        self.commit_seconds += round_.commit_micros * _MICROS
         self.wire_bytes += round_.wire_bytes
         if round_.plain_reason:
             self.plain[round_.plain_reason] += 1

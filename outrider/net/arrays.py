@@ -52,9 +52,9 @@ def float64s(data: bytes, name: str) -> npt.NDArray[np.float64]:
 def tokens_in_vocab(data: bytes, name: str, vocab_size: int) -> Int32Array:
     """Token ids. Raises ArrayError naming the first id outside [0, vocab_size)."""
     tokens = int32s(data, name)
-    outside = (tokens < 0) | (tokens >= vocab_size)
-    if outside.any():
-        raise ArrayError(f"{name} holds token {int(tokens[outside][0])}, outside [0, {vocab_size})")
+    unsigned = tokens.view("<u4")  # a negative id is a large one: a single comparison sees both
+    if len(tokens) and unsigned.max() >= vocab_size:
+        raise ArrayError(f"{name} holds token {tokens[unsigned >= vocab_size][0]}, outside [0, {vocab_size})")
     return tokens
 
 

@@ -1,0 +1,29 @@
+"""The pair that is measured when none is named: the demo's."""
+
+from collections.abc import Mapping
+
+from outrider.bench.services import Drafted
+from outrider.cli.demo import EARLY_EXIT_LAYERS
+from outrider.cli.demo_prompts import PROMPTS
+from outrider.cli.options import ProposerName
+from outrider.cli.system import SystemOptions
+from outrider.cli.weights import fetch
+
+PROPOSERS = (ProposerName.early_exit, ProposerName.prompt_lookup)
+
+
+def demo_system() -> SystemOptions:
+    """Its models, downloaded where they are not there. Raises Failure."""
+    model = f"gguf:{fetch()}"
+    return SystemOptions(
+        target=model,
+        draft=model,
+        proposers=tuple(it.value for it in PROPOSERS),
+        early_exit_layers=EARLY_EXIT_LAYERS,
+        dtype="bfloat16",
+    )
+
+
+def demo_drafted(lookahead: int | None) -> Mapping[str, Drafted]:
+    """What suits each kind of prompt; every lookahead is that one where one is given."""
+    return {it.kind: Drafted(lookahead or it.lookahead, it.proposer) for it in PROMPTS}
