@@ -187,12 +187,17 @@ class DraftStream:
             await self._read()
         return self.pushed.pop(0)
 
-    async def ask(self, command: draft_pb2.DraftCommand) -> draft_pb2.DraftEvent:
-        """Sends a command and returns its answer: the next event, or a block that was pushed for just this."""
+    async def ask(
+        self, command: draft_pb2.DraftCommand, committed: Sequence[int] | None = None
+    ) -> draft_pb2.DraftEvent:
+        """Sends a command and returns its answer: the next event, or a block that was pushed for just this.
+
+        Without `committed`, all committed tokens, what a pushed block is for is known as far as the command says it.
+        """
         await self.send(command)
         while not self._waiting:
             for event in self.pushed:
-                if _answers(event, command):
+                if _answers(event, command, None if committed is None else to_bytes(int32(committed))):
                     self.pushed.remove(event)
                     return event
             await self._read()
@@ -221,11 +226,13 @@ class DraftStream:
         return await self.call.code()  # type: ignore[no-any-return]
 
 
-def _answers(event: draft_pb2.DraftEvent, command: draft_pb2.DraftCommand) -> bool:
-    """Whether a pushed block is for the tokens of an Advance, as far as the command says them."""
+def _answers(event: draft_pb2.DraftEvent, command: draft_pb2.DraftCommand, committed: bytes | None) -> bool:
+    """Whether a pushed block is for the tokens of an Advance."""
     advance = command.advance
     if (event.session_id, event.epoch, event.base_length) != (command.session_id, command.epoch, advance.base_length):
         return False
+    if committed is not None:
+        return committed.endswith(event.hypothesis)
     known = min(len(event.hypothesis), len(advance.tokens))
     return event.hypothesis[-known:] == advance.tokens[-known:]
 

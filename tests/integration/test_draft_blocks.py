@@ -160,7 +160,7 @@ async def test_concurrent_sessions_draw_what_they_draw_alone() -> None:
             drawn, _ = block_of(event)
             assert drawn == reference(committed, number % 6, law, number, 1 + number)
             committed = [*committed, *drawn[:turn], turn]
-            event = await stream.ask(advance_command("same id", committed, number % 6))
+            event = await stream.ask(advance_command("same id", committed, number % 6), committed)
 
     async with start_draft(SyntheticEngine(SPEC), token_budget=16) as draft:
         await asyncio.gather(*(session(number) for number in range(16)))

@@ -116,7 +116,7 @@ async def until_idle(draft: RunningDraft, stream: DraftStream) -> None:
 
 async def test_an_advance_to_what_is_prepared_needs_no_pass() -> None:
     model = ScriptedEngine(next_token_script(16))
-    async with start_draft(model, ahead_blocks=1) as draft:
+    async with start_draft(model, ahead_blocks=1, ahead_others=0) as draft:
         stream = draft.stream()
         assert block_of(await stream.ask(open_command("s", [1, 2], 3, law=GREEDY)))[0] == [3, 4, 5]
         pushed = await stream.push()
