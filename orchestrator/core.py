@@ -23,7 +23,10 @@ from orchestrator.shortfalls import Shortfalls
 from orchestrator.store.base import SessionRecord, SessionStore, StoreError, StoreUnavailable
 from orchestrator.text.detokenizer import Spelling
 from orchestrator.text.output import Output
+from orchestrator.turn import Turn
 from orchestrator.verifying import Verifying
+from outrider.law.audit import audit_each
+from outrider.law.batch import ENTRIES_PER_CALL
 from outrider.lm.grammars import SessionGrammars
 from outrider.lm.tokenizer import vocabulary_of
 from outrider.net.address import parse_addresses
@@ -51,6 +54,7 @@ class Orchestrator:
         self.drafts = DraftPool()
         self.shortfalls = Shortfalls(self.targets, self.drafts, config.max_lookahead)
         self.services = Services(Judge(), store, metrics)
+        self._audits = Turn(audit_each, lambda claim: len(claim.law.token_ids), ENTRIES_PER_CALL)
         self.sessions = 0
         self._tokenizer = tokenizer
         self._spelling = Spelling(tokenizer)
@@ -86,6 +90,7 @@ class Orchestrator:
             log.warning("%d sessions were still running or ending", self.sessions + len(self._endings))
         links = (*self.targets.links, *self.drafts.links)
         await asyncio.gather(*(link.close() for link in links), return_exceptions=True)
+        self._audits.close()
         self.services.judge.close()
         self._planner.shutdown(wait=False, cancel_futures=True)
         await self.store.close()
@@ -184,7 +189,7 @@ class Orchestrator:
         metrics, config = self.services.metrics, self.config
         output = Output(plan.stop, self._spelling, plan.prompt)
         grammar = self._grammars.open(plan.law)
-        drafting = Drafting(plan, FIRST_EPOCH, self.drafts, metrics, config.draft_timeout, grammar)
+        drafting = Drafting(plan, FIRST_EPOCH, self.drafts, metrics, self._audits, config.draft_timeout, grammar)
         verifying = Verifying(plan, FIRST_EPOCH, self.targets, metrics, config.failover_timeout, self._vocabulary.size)
         return Session(plan, FIRST_EPOCH, output, drafting, verifying, grammar)
 

@@ -14,7 +14,8 @@ from orchestrator.pool import DraftPool
 from orchestrator.prefix import PeerPrefix, TokenBuffer
 from orchestrator.request import GenerationPlan
 from orchestrator.stats import RoundStats, micros_since
-from outrider.law.audit import audit
+from orchestrator.turn import Turn
+from outrider.law.audit import Claim
 from outrider.law.noise import RoundNoise
 from outrider.law.params import to_law_spec
 from outrider.law.sparse import Int32Array, SparseLaw
@@ -66,6 +67,7 @@ class Drafting:
     """Blocks for one session.
 
     Args:
+        audits: of the blocks of all sessions.
         timeout: how long a round waits for its block, in seconds.
         grammar: where the session stands in its language; None without one.
     """
@@ -76,6 +78,7 @@ class Drafting:
         epoch: int,
         pool: DraftPool,
         metrics: Metrics,
+        audits: Turn[Claim, str | None],
         timeout: float,
         grammar: SessionGrammar | None = None,
     ) -> None:
@@ -83,6 +86,7 @@ class Drafting:
         self._epoch = epoch
         self._pool = pool
         self._metrics = metrics
+        self._audits = audits
         self._timeout = timeout
         self._grammar = grammar
         self._committed: TokenBuffer | None = None
@@ -127,7 +131,7 @@ class Drafting:
         start = time.perf_counter()
         await asyncio.wait({self._pending}, timeout=self._timeout)
         stats.draft_wait_micros = micros_since(start)
-        return self._outcome(self._pending, stats)
+        return await self._outcome(self._pending, stats)
 
     def learned(self, length: int) -> None:
         """The worker's own block agrees with the committed tokens up to `length`."""
@@ -197,7 +201,7 @@ class Drafting:
             command.advance.lookahead = lookahead
         return command
 
-    def _outcome(self, pending: "asyncio.Future[DraftEvent]", stats: RoundStats) -> Proposal:
+    async def _outcome(self, pending: "asyncio.Future[DraftEvent]", stats: RoundStats) -> Proposal:
         if not pending.done():
             # The link counts the block as discarded if it comes.
             pending.cancel()
@@ -210,10 +214,10 @@ class Drafting:
         event = pending.result()
         stats.wire_bytes += event.ByteSize()
         if event.WhichOneof("outcome") == "block":
-            return self._checked(event, stats)
+            return await self._checked(event, stats)
         return self._refused(from_status(event.error))
 
-    def _checked(self, event: DraftEvent, stats: RoundStats) -> Proposal:
+    async def _checked(self, event: DraftEvent, stats: RoundStats) -> Proposal:
         block, pushed = event.block, bool(event.hypothesis)
         stats.draft_forward_micros = block.timing.forward_micros
         assert self._link is not None
@@ -228,9 +232,9 @@ class Drafting:
             return self._invalid("wrong_length")
         if ((tokens < 0) | (tokens >= vocab_size)).any():
             return self._invalid("token_outside_vocabulary")
-        noise = RoundNoise(self._plan.seed, event.base_length)
+        claim = Claim(tokens, law, RoundNoise(self._plan.seed, event.base_length), vocab_size)
         # A rule that compares tokens trusts the draft in nothing: there is nothing to audit.
-        if len(tokens) and not by_token and audit(tokens, law, noise, vocab_size) is not None:
+        if len(tokens) and not by_token and await self._audits.result(claim) is not None:
             return self._invalid("audit")
         if not self._allowed(tokens):
             return self._invalid("grammar")

@@ -3,18 +3,22 @@
 import asyncio
 import time
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import numpy as np
 import torch
 
-from orchestrator.acceptance import Outcome, accept
+from orchestrator.acceptance import BY_LAW, Block, Outcome, accept, accept_each
 from orchestrator.drafting import Proposal
 from orchestrator.logprobs import TokenLogprobs, of_logits, of_round
 from orchestrator.request import GenerationPlan
 from orchestrator.stats import RoundStats, micros_since
+from orchestrator.turn import Turn
 from orchestrator.verifying import Rows, Verified
 from outrider.law.answer import Answer, Question, answer
+from outrider.law.batch import ENTRIES_PER_CALL
 from outrider.law.noise import RoundNoise
+from outrider.law.rows import SupportRows
 from outrider.law.sparse import Int32Array
 from outrider.lm.grammars import SessionGrammar
 from outrider.net.errors import OutriderError
@@ -43,7 +47,7 @@ def decide(
     try:
         return accept(plan.acceptance, proposal.tokens, proposal.law, compact, RoundNoise(plan.seed, len(tokens)))
     except ValueError as error:
-        raise OutriderError(types_pb2.ERROR_REASON_NO_PROGRESS, f"the target's rows: {error}") from error
+        raise _no_progress(error) from error
 
 
 def _answer(
@@ -82,10 +86,16 @@ def logprobs_of(plan: GenerationPlan, proposal: Proposal, outcome: Outcome, veri
 
 
 class Judge:
-    """Runs `decide`: dense rows on a thread of its own, so that the event loop never waits for them; others at once."""
+    """Runs `decide`: dense rows on a thread of its own, so that the event loop never waits for them; SUPPORT rows that
+    came at the same moment in one call; the target's own tokens at once.
+    """
 
     def __init__(self) -> None:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="judge")
+        self._together = {
+            rule: Turn(partial(accept_each, rule), lambda block: len(block.law.token_ids), ENTRIES_PER_CALL)
+            for rule in BY_LAW
+        }
 
     async def outcome(
         self,
@@ -101,14 +111,27 @@ class Judge:
         if isinstance(verified.rows, torch.Tensor):
             loop = asyncio.get_running_loop()
             judged = await loop.run_in_executor(self._thread, _judge, plan, tokens, proposal, verified, grammar)
+        elif isinstance(verified.rows, SupportRows) and plan.acceptance in self._together:
+            block = Block(proposal.tokens, proposal.law, verified.rows, RoundNoise(plan.seed, len(tokens)))
+            try:
+                outcome = await self._together[plan.acceptance].result(block)
+            except ValueError as error:
+                raise _no_progress(error) from error
+            judged = outcome, logprobs_of(plan, proposal, outcome, verified)
         else:
             judged = _judge(plan, tokens, proposal, verified, grammar)
         stats.accept_micros = micros_since(start)
         return judged
 
     def close(self) -> None:
-        """Ends the thread."""
+        """Ends what waits, and the thread."""
+        for turn in self._together.values():
+            turn.close()
         self._thread.shutdown(wait=False, cancel_futures=True)
+
+
+def _no_progress(error: ValueError) -> OutriderError:
+    return OutriderError(types_pb2.ERROR_REASON_NO_PROGRESS, f"the target's rows: {error}")
 
 
 def _judge(

@@ -1,25 +1,30 @@
-"""Acceptance: pure functions of a block, its rows and the noise.
+"""Acceptance: pure functions of a block, its rows and the noise, of one block or of many at once.
 
 Words: an *accepted* token is a draft token that was kept; a *recovered* token is drawn from the residual law after the
 first rejection; a *bonus* token is drawn after a block accepted whole; *plain* is the token of a round without a block.
 `target_probs` is the target's law, `draft_probs` the law that the draft token was drawn from.
 """
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from orchestrator.acceptance.block import block
 from orchestrator.acceptance.coupled import coupled
 from orchestrator.acceptance.greedy import greedy
+from orchestrator.acceptance.laws import Block, side_by_side
 from orchestrator.acceptance.outcome import Outcome
 from orchestrator.acceptance.ratio import ratio
-from outrider.law.noise import RoundNoise
+from outrider.law.batch import each_or_why
+from outrider.law.noise import BatchNoise, RoundNoise
 from outrider.law.rows import SupportRows
 from outrider.law.sparse import Int32Array, SparseLaw
 from outrider.v1.orchestrator_pb2 import Acceptance
 
-__all__ = ["Outcome", "accept", "block", "coupled", "greedy", "ratio"]
+__all__ = ["BY_LAW", "Block", "Outcome", "accept", "accept_each", "block", "coupled", "greedy", "ratio"]
 
-_BY_LAW = {Acceptance.ACCEPTANCE_RATIO: ratio, Acceptance.ACCEPTANCE_BLOCK: block}
+# The rules that look at laws, and those that compare tokens.
+BY_LAW = {Acceptance.ACCEPTANCE_RATIO: ratio, Acceptance.ACCEPTANCE_BLOCK: block}
 _BY_TOKEN = {Acceptance.ACCEPTANCE_GREEDY: greedy, Acceptance.ACCEPTANCE_COUPLED: coupled}
 
 
@@ -42,10 +47,22 @@ def accept(
 
     Raises ValueError for a rule that is none, rows of another rule, and what the rule itself refuses.
     """
-    if rule in _BY_LAW and isinstance(rows, SupportRows):
-        return _BY_LAW[rule](draft_tokens, draft_law, rows, noise)
+    if rule in BY_LAW and isinstance(rows, SupportRows):
+        (outcome,) = accept_each(rule, [Block(draft_tokens, draft_law, rows, noise)])
+        if isinstance(outcome, ValueError):
+            raise outcome
+        return outcome
     if rule in _BY_TOKEN and isinstance(rows, np.ndarray):
         return _BY_TOKEN[rule](draft_tokens, rows)
-    if rule in _BY_LAW or rule in _BY_TOKEN:
+    if rule in BY_LAW or rule in _BY_TOKEN:
         raise ValueError(f"{Acceptance.Name(rule)} does not judge rows of type {type(rows).__name__}")
     raise ValueError(f"{rule} is no acceptance rule")
+
+
+def accept_each(rule: "Acceptance.ValueType", blocks: Sequence[Block]) -> list[Outcome | ValueError]:
+    """`accept` of many blocks in one call, by `ratio` or `block`: what it returns or raises for each, bit for bit."""
+
+    def decide(some: Sequence[Block]) -> list[Outcome]:
+        return BY_LAW[rule](side_by_side(some), BatchNoise.of([block.noise for block in some]))
+
+    return [ValueError(each) if isinstance(each, str) else each for each in each_or_why(blocks, decide)]

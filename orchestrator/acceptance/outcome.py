@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from outrider.law.noise import Int64Array
 from outrider.law.sparse import Int32Array
 from outrider.v1.orchestrator_pb2 import TokenOrigin
 
@@ -28,6 +29,12 @@ def origin_after(accepted: int, lookahead: int) -> "TokenOrigin.ValueType":
     if accepted < lookahead:
         return TokenOrigin.TOKEN_ORIGIN_RECOVERED
     return TokenOrigin.TOKEN_ORIGIN_BONUS if lookahead else TokenOrigin.TOKEN_ORIGIN_PLAIN
+
+
+def outcomes(accepted: Int64Array, tokens: Int32Array, lookaheads: Int64Array) -> list[Outcome]:
+    """Of many blocks: arrays [blocks] of how many draft tokens are kept, the token after them, and the lookahead."""
+    each = zip(accepted.tolist(), tokens.tolist(), lookaheads.tolist(), strict=True)
+    return [Outcome(count, token, origin_after(count, lookahead)) for count, token, lookahead in each]
 
 
 def follow(draft_tokens: Int32Array, target_tokens: Int32Array) -> Outcome:

@@ -5,31 +5,25 @@ Leviathan et al. 2023, "Fast inference from transformers via speculative decodin
 
 import numpy as np
 
-from orchestrator.acceptance.laws import BlockLaws, draw, side_by_side
-from orchestrator.acceptance.outcome import Outcome, origin_after
-from outrider.law.noise import Float64Array, Purpose, RoundNoise
-from outrider.law.rows import SupportRows
-from outrider.law.sparse import Int32Array, SparseLaw
+from orchestrator.acceptance.laws import BlockLaws, accept_uniforms, draw
+from orchestrator.acceptance.outcome import Outcome, outcomes
+from outrider.law.noise import BatchNoise, Float64Array
 
 
-def ratio(draft_tokens: Int32Array, draft_law: SparseLaw, rows: SupportRows, noise: RoundNoise) -> Outcome:
-    """Accepts a prefix of the block and draws the token after it.
+def ratio(laws: BlockLaws, noise: BatchNoise) -> list[Outcome]:
+    """Accepts a prefix of each block and draws the token after it.
 
     Args:
-        draft_tokens: [lookahead]; token i stands at position noise.base_length + i.
-        draft_law: [lookahead] rows, the laws that the tokens were drawn from; audited.
-        rows: [lookahead + 1] rows of the target over the support of draft_law.
-        noise: of the round.
-
-    Raises ValueError when shapes do not fit, a draft token has no draft probability, or a row is no law.
+        laws: of the blocks.
+        noise: of their rounds.
     """
-    laws, lookahead = side_by_side(draft_tokens, draft_law, rows), len(draft_tokens)
-    uniforms = noise.uniforms(Purpose.ACCEPT, noise.base_length + np.arange(lookahead))
-    rejected = np.flatnonzero(uniforms >= keep_probabilities(laws))
-    accepted = int(rejected[0]) if len(rejected) else lookahead
-    return Outcome(accepted, draw(laws, accepted, 1.0, noise), origin_after(accepted, lookahead))
+    blocks = laws.blocks
+    kept = accept_uniforms(laws, noise) < keep_probabilities(laws)
+    # The first token that is not kept; in a last row nothing is.
+    accepted = blocks.reduce(np.minimum, np.where(kept, len(kept), blocks.offsets), 0)
+    return outcomes(accepted, draw(laws, accepted, np.ones(len(accepted)), noise), blocks.sizes - 1)
 
 
 def keep_probabilities(laws: BlockLaws) -> Float64Array:
-    """[lookahead] how likely each draft token is kept when those before it are."""
+    """[rows] how likely each draft token is kept when those before it are; 0 in a last row."""
     return np.minimum(1.0, laws.ratios)

@@ -9,7 +9,7 @@ least LOW / p: only low tokens and likely ones can win. Nothing here depends on 
 import numpy as np
 import numpy.typing as npt
 
-from outrider.law.philox import LARGEST_BELOW_ONE, Int64Array, key_of, philox, uniform_of
+from outrider.law.philox import LARGEST_BELOW_ONE, Int64Array, key_of, philox_of_arrays, uniform_of
 
 Float64Array = npt.NDArray[np.float64]
 UInt64Array = npt.NDArray[np.uint64]
@@ -36,7 +36,7 @@ def _low_tokens(seeds: UInt64Array, positions: Int64Array, count: int) -> Int64A
     """The first 2 * count of each row."""
     index = np.arange(count, dtype=np.int64)[None]
     zero = np.zeros_like(positions)
-    words = philox((index, positions, zero + _OF_GAPS, zero + _PURPOSE), key_of(seeds))
+    words = philox_of_arrays((index, positions, zero + _OF_GAPS, zero + _PURPOSE), key_of(seeds))
     uniforms = np.stack([uniform_of(*words[:2]), uniform_of(*words[2:])], axis=2).reshape(len(seeds), -1)
     # Geometric: how many tokens stand between one low token and the next.
     gaps = np.floor(np.log1p(-uniforms) / np.log1p(-LOW)).astype(np.int64)
@@ -58,7 +58,7 @@ def exponentials(
     """Race noise of tokens of which it is known whether they are low; the arguments broadcast."""
     zero = np.zeros_like(positions)
     counter = (token_ids.astype(np.int64), positions, zero + _OF_TOKENS, zero + _PURPOSE)
-    uniforms = uniform_of(*philox(counter, key_of(seeds))[:2])
+    uniforms = uniform_of(*philox_of_arrays(counter, key_of(seeds))[:2])
     v = np.where(low, LOW * uniforms, LOW + (1.0 - LOW) * uniforms)
     return -np.log1p(-np.minimum(v, LARGEST_BELOW_ONE))
 

@@ -13,12 +13,13 @@ import numpy as np
 import numpy.typing as npt
 
 from outrider.law import couple
-from outrider.law.philox import LARGEST_BELOW_ONE, Int64Array, key_of, philox, uniform_of
+from outrider.law.philox import LARGEST_BELOW_ONE, Int64Array, key_of, philox, philox_of_arrays, uniform_of
 from outrider.law.sparse import Int32Array
 
 Float64Array = npt.NDArray[np.float64]
 
 __all__ = [
+    "BatchNoise",
     "Float64Array",
     "Int64Array",
     "Purpose",
@@ -27,6 +28,7 @@ __all__ = [
     "exponential_of",
     "exponentials_of_rows",
     "philox",
+    "philox_of_arrays",
     "uniform_of",
 ]
 
@@ -100,12 +102,58 @@ class RoundNoise:
     def _words(
         self, purpose: Purpose, position: int | npt.NDArray[np.integer], token: int | Int32Array
     ) -> tuple[Int64Array, Int64Array, Int64Array, Int64Array]:
-        return philox(
-            (_column(token), _column(position), _column(self.base_length), _column(int(purpose))), self._key()
-        )
+        return philox_of_arrays((token, position, self.base_length, int(purpose)), self._key())
 
     def _key(self) -> tuple[int, int]:
         return self.seed & _MASK, self.seed >> 32
+
+
+@dataclass(frozen=True)
+class BatchNoise:
+    """The noise of many rounds in one call, bit for bit what each RoundNoise says alone.
+
+    What is asked for is [n] long: `rounds` says whose noise, `positions` for which position.
+
+    Attributes:
+        seeds: [rounds] uint64.
+        base_lengths: [rounds] int64.
+    """
+
+    seeds: npt.NDArray[np.uint64]
+    base_lengths: Int64Array
+
+    @staticmethod
+    def of(noises: Sequence[RoundNoise]) -> "BatchNoise":
+        """The noise of these rounds, which are called by their index."""
+        return BatchNoise(
+            np.array([noise.seed for noise in noises], dtype=np.uint64),
+            np.array([noise.base_length for noise in noises], dtype=np.int64),
+        )
+
+    def uniforms(self, purpose: Purpose, rounds: Int64Array, positions: Int64Array) -> Float64Array:
+        """`RoundNoise.uniform` of each: [n]."""
+        high, low, _, _ = self._words(purpose, rounds, positions, 0)
+        return uniform_of(high, low)
+
+    def exponentials(
+        self, purpose: Purpose, rounds: Int64Array, positions: Int64Array, token_ids: Int32Array
+    ) -> Float64Array:
+        """`RoundNoise.exponentials` of each: [n]."""
+        if purpose is Purpose.COUPLE:
+            return couple.exponentials_of(self.seeds[rounds], positions, token_ids)
+        high, low, _, _ = self._words(purpose, rounds, positions, token_ids)
+        return exponential_of(high, low)
+
+    def tails(self, purpose: Purpose, rounds: Int64Array, positions: Int64Array) -> Float64Array:
+        """The exponential of `RoundNoise.tail` of each: [n]."""
+        high, low, _, _ = self._words(purpose, rounds, positions, _TAIL)
+        # numpy's logarithm may have other last bits.
+        return np.array([-math.log1p(-uniform) for uniform in uniform_of(high, low).tolist()])
+
+    def _words(
+        self, purpose: Purpose, rounds: Int64Array, positions: Int64Array, token: int | Int32Array
+    ) -> tuple[Int64Array, Int64Array, Int64Array, Int64Array]:
+        return philox_of_arrays((token, positions, self.base_lengths[rounds], int(purpose)), key_of(self.seeds[rounds]))
 
 
 def exponentials_of_rows(
@@ -125,21 +173,9 @@ def exponentials_of_rows(
 
     Returns [sum(sizes)] float64.
     """
-
-    seeds = np.repeat(np.array([noise.seed for noise in noises], dtype=np.uint64), sizes)
-    places = np.repeat(np.array(positions, dtype=np.int64), sizes)
-    if purpose is Purpose.COUPLE:
-        return couple.exponentials_of(seeds, places, token_ids)
-    bases = np.repeat(np.array([noise.base_length for noise in noises], dtype=np.int64), sizes)
-    counter = (token_ids.astype(np.int64), places, bases, np.full_like(places, int(purpose)))
-    high, low, _, _ = philox(counter, key_of(seeds))
-    return exponential_of(high, low)
+    rows = np.repeat(np.arange(len(noises)), sizes)
+    return BatchNoise.of(noises).exponentials(purpose, rows, np.array(positions, dtype=np.int64)[rows], token_ids)
 
 
 def _uniform(high: int, low: int) -> float:
     return min((high + (low + 0.5) * 2.0**-32) * 2.0**-32, LARGEST_BELOW_ONE)
-
-
-def _column(words: int | npt.NDArray[np.integer]) -> Int64Array:
-    # At least one dimension: numpy warns of wrapping scalars, not of wrapping arrays.
-    return np.atleast_1d(np.asarray(words, dtype=np.int64))

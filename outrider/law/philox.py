@@ -4,16 +4,13 @@ Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011. A block o
 function of (counter, key).
 """
 
-from typing import TypeVar
+from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
 Int64Array = npt.NDArray[np.int64]
-
-# Words in whatever multiplies modulo 2^64 or without bound.
-Words = TypeVar("Words", int, Int64Array, torch.Tensor)
+Words: TypeAlias = int | npt.NDArray[np.integer]
 
 LARGEST_BELOW_ONE = 1.0 - 2.0**-53
 
@@ -21,22 +18,39 @@ _MASK = 0xFFFFFFFF
 _ROUNDS = 10
 _MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
 _WEYL = (0x9E3779B9, 0xBB67AE85)
+_FACTORS = np.array(_MULTIPLIERS, np.uint64)[:, None]
+_STEPS = np.array(_WEYL, np.uint32)[:, None]
 
 
-def philox(
-    counter: tuple[Words, Words, Words, Words], key: tuple[Words, Words] | tuple[int, int]
-) -> tuple[Words, Words, Words, Words]:
-    """Philox 4x32-10.
-
-    Takes and returns 32-bit words as Python ints, numpy int64 or torch int64 arrays; arrays broadcast.
-    """
+def philox(counter: tuple[int, int, int, int], key: tuple[int, int]) -> tuple[int, int, int, int]:
+    """Philox 4x32-10 of 32-bit words."""
     c0, c1, c2, c3 = counter
     k0, k1 = key
     for _ in range(_ROUNDS):
-        # int64 products wrap modulo 2^64, which keeps all bits; the mask undoes the arithmetic shift's sign.
         p0, p1 = _MULTIPLIERS[0] * c0, _MULTIPLIERS[1] * c2
-        c0, c1, c2, c3 = (p1 >> 32 & _MASK) ^ c1 ^ k0, p1 & _MASK, (p0 >> 32 & _MASK) ^ c3 ^ k1, p0 & _MASK
+        c0, c1, c2, c3 = p1 >> 32 ^ c1 ^ k0, p1 & _MASK, p0 >> 32 ^ c3 ^ k1, p0 & _MASK
         k0, k1 = k0 + _WEYL[0] & _MASK, k1 + _WEYL[1] & _MASK
+    return c0, c1, c2, c3
+
+
+def philox_of_arrays(
+    counter: tuple[Words, Words, Words, Words], key: tuple[Words, Words]
+) -> tuple[Int64Array, Int64Array, Int64Array, Int64Array]:
+    """`philox` of every element; words broadcast. Returns int64 words.
+
+    numpy's calls are what it costs, not the arithmetic: both products of a round are made in one call.
+    """
+    (c0, c1, c2, c3), (k0, k1) = counter, key
+    shape = np.broadcast_shapes(*(np.shape(word) for word in (*counter, *key)))
+    words = np.empty((6, *shape), np.uint32)
+    for place, word in enumerate((c0, c2, c1, c3, k0, k1)):
+        words[place] = word
+    # [2, n] each: the words that are multiplied, those beside them, and the key.
+    factors, others, keys = words.reshape(3, 2, -1)
+    for _ in range(_ROUNDS):
+        products = np.multiply(factors, _FACTORS, dtype="<u8").view("<u4").reshape(2, -1, 2)[::-1]
+        factors, others, keys = products[..., 1] ^ others ^ keys, products[..., 0], keys + _STEPS
+    c0, c2, c1, c3 = np.concatenate([factors, others]).astype(np.int64).reshape(4, *shape)
     return c0, c1, c2, c3
 
 

@@ -653,7 +653,9 @@ class Round(_message.Message):
     verify_forward_micros: _builtins.int
     """Time the target's passes took, in microseconds."""
     accept_micros: _builtins.int
-    """Acceptance, from rows to outcome, in microseconds."""
+    """Acceptance, from rows to outcome, in microseconds. Blocks whose rows came at the same moment are decided in one call,
+    and the time of each is that until all of them are.
+    """
     commit_micros: _builtins.int
     """Commit to the session store, in microseconds."""
     wire_bytes: _builtins.int

@@ -23,44 +23,40 @@ class Mutant:
         monkeypatch.setattr(self.module, self.attribute, self.replacement)
 
 
-def _entries(both, index):
-    row = both.row(index)
-    return both.target[row], both.draft[row], float(both.tails[index])
+def _weighted(laws, weights):
+    return weights[laws.support.owners] * laws.target
 
 
-def _residual_of_target(both, index, weight):
-    target, _, tail = _entries(both, index)
-    return target, tail
+def _tails_of_last_rows(laws):
+    return np.where(laws.support.sizes > 0, 0.0, laws.tails)
 
 
-def _residual_swapped(both, index, weight):
-    target, draft, tail = _entries(both, index)
-    return (np.maximum(draft - weight * target, 0), 0.0) if len(target) else (target, tail)
+def _residual_of_target(laws, weights):
+    return laws.target, laws.tails
 
 
-def _residual_outside_the_support(both, index, weight):
-    target, _, tail = _entries(both, index)
-    return np.zeros_like(target), tail
+def _residual_swapped(laws, weights):
+    return np.maximum(laws.draft - _weighted(laws, weights), 0), _tails_of_last_rows(laws)
 
 
-def _residual_without_tail(both, index, weight):
-    target, draft, tail = _entries(both, index)
-    return np.maximum(weight * target - draft, 0), 0.0 if len(target) else tail
+def _residual_outside_the_support(laws, weights):
+    return np.zeros_like(laws.target), laws.tails
 
 
-def _residual_without_clamp(both, index, weight):
-    target, draft, tail = _entries(both, index)
-    return np.abs(weight * target - draft), weight * tail
+def _residual_without_tail(laws, weights):
+    return np.maximum(_weighted(laws, weights) - laws.draft, 0), _tails_of_last_rows(laws)
 
 
-def _residual_without_weight(both, index, weight):
-    target, draft, tail = _entries(both, index)
-    return np.maximum(target - draft, 0), tail
+def _residual_without_clamp(laws, weights):
+    return np.abs(_weighted(laws, weights) - laws.draft), weights * laws.tails
 
 
-def _residual_with_weight_on_support_only(both, index, weight):
-    target, draft, tail = _entries(both, index)
-    return np.maximum(weight * target - draft, 0), tail
+def _residual_without_weight(laws, weights):
+    return np.maximum(laws.target - laws.draft, 0), laws.tails
+
+
+def _residual_with_weight_on_support_only(laws, weights):
+    return np.maximum(_weighted(laws, weights) - laws.draft, 0), laws.tails
 
 
 # Parts that `ratio` and `block` share.
@@ -82,23 +78,23 @@ RATIO_MUTANTS = {
 
 
 def _keep_by_weight(both, weights):
-    return weights[1:]
+    return weights
 
 
 def _keep_by_residual_alone(both, weights):
-    return np.append(np.minimum(1, block.residual_masses(both, weights)[1:]), weights[-1])
+    return np.where(both.last, weights, np.minimum(1, block.residual_masses(both, weights)))
 
 
 def _keep_whole_block_always(both, weights):
-    return np.append(_keep(both, weights)[:-1], 1.0)
+    return np.where(both.last, 1.0, _keep(both, weights))
 
 
 def _masses_with_weight_on_support_only(both, weights):
-    return _masses(both, weights) + (1 - weights[:-1]) * both.tails[:-1]
+    return _masses(both, weights) + (1 - weights) * both.rows.tails
 
 
 def _masses_without_tail(both, weights):
-    return _masses(both, weights) - weights[:-1] * both.tails[:-1]
+    return _masses(both, weights) - weights * both.rows.tails
 
 
 def _masses_one_row_early(both, weights):
@@ -107,17 +103,20 @@ def _masses_one_row_early(both, weights):
 
 _keep, _masses = block.keep_probabilities, block.residual_masses
 
+# Those of the weights are for one block alone.
 BLOCK_MUTANTS = {
     "weight_forgotten_in_the_residual": Mutant(laws, "residual", _residual_without_weight),
     "weight_forgotten_in_the_tail": Mutant(laws, "residual", _residual_with_weight_on_support_only),
     "weight_forgotten_in_the_tail_mass": Mutant(block, "residual_masses", _masses_with_weight_on_support_only),
     "tail_mass_dropped": Mutant(block, "residual_masses", _masses_without_tail),
     "residual_mass_of_the_row_before": Mutant(block, "residual_masses", _masses_one_row_early),
-    "clamp_dropped": Mutant(block, "running_weights", lambda ratios: np.append(1.0, np.cumprod(ratios))),
+    "clamp_dropped": Mutant(block, "running_weights", lambda both: np.append(1.0, np.cumprod(both.ratios[:-1]))),
     "clamp_at_the_end_only": Mutant(
-        block, "running_weights", lambda ratios: np.append(1.0, np.minimum(1, np.cumprod(ratios)))
+        block, "running_weights", lambda both: np.append(1.0, np.minimum(1, np.cumprod(both.ratios[:-1])))
     ),
-    "weights_of_single_tokens": Mutant(block, "running_weights", lambda ratios: np.append(1.0, np.minimum(1, ratios))),
+    "weights_of_single_tokens": Mutant(
+        block, "running_weights", lambda both: np.append(1.0, np.minimum(1, both.ratios[:-1]))
+    ),
     "prefix_kept_by_its_weight": Mutant(block, "keep_probabilities", _keep_by_weight),
     "prefix_kept_by_its_residual_alone": Mutant(block, "keep_probabilities", _keep_by_residual_alone),
     "whole_block_always_kept": Mutant(block, "keep_probabilities", _keep_whole_block_always),

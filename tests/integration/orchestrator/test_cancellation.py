@@ -68,7 +68,8 @@ async def test_h1_a_cancelled_call_stops_both_workers_within_the_round_and_frees
         await client.until_tokens(5)
         one.target_engine.hold()
         await one.target_engine.until_in_pass()
-        # The block of this round is at the target: whatever comes now is work for nobody.
+        # The round's block is at the target, and what can be drafted ahead is there: what comes now is for nobody.
+        await eventually(lambda: not one.draft.service._scheduler.busy)
         target_passes, draft_passes = one.target_engine.passes, one.draft_engine.passes
         client.cancel()
         await eventually(lambda: one.orchestrator.core.sessions == 0)

@@ -1,10 +1,12 @@
 """`ratio` and `block`, case by case: edges, refusals, identity probes."""
 
+from functools import partial
+
 import numpy as np
 import pytest
 import torch
 
-from orchestrator.acceptance import accept, block, ratio
+from orchestrator.acceptance import Block, accept, block, ratio
 from orchestrator.acceptance.laws import residual, side_by_side
 from outrider.law.audit import audit
 from outrider.law.draft import point_mass, propose, truncate
@@ -147,9 +149,10 @@ def rows_of(probs, masses, tokens):
 def test_no_residual_left_falls_back_to_the_target():
     """Laws equal up to rounding, and a uniform that rejects all the same: a decided case, not NaN."""
     law = SparseLaw.concatenate([(np.arange(2, dtype=np.int32), np.array([0.25, 0.75], np.float32))])
-    both = side_by_side(np.array([0], np.int32), law, rows_of([0.25, 0.75], [0, 1], [0, 0]))
-    weights, tail = residual(both, 0, 1.0)
-    assert (weights.tolist(), tail) == ([0.25, 0.75], 0.0)
+    rows = rows_of([0.25, 0.75], [0, 1], [0, 0])
+    both = side_by_side([Block(np.array([0], np.int32), law, rows, RoundNoise(0, 0))])
+    weights, tails = residual(both.rows.take(np.array([0])), np.ones(1))
+    assert (weights.tolist(), tails.tolist()) == ([0.25, 0.75], [0.0])
 
 
 def test_block_keeps_a_whole_block_over_a_prefix_that_would_be_rejected():
@@ -168,8 +171,9 @@ def test_block_keeps_nothing_after_a_token_that_the_target_never_says():
     assert BLOCK(np.array([0, 1, 1], np.int32), law, target, noise).accepted == 1
 
 
-@pytest.mark.parametrize("rule", [ratio, block])
-def test_what_is_no_block_or_no_law_is_refused(rule):
+@pytest.mark.parametrize("kind", [Acceptance.ACCEPTANCE_RATIO, Acceptance.ACCEPTANCE_BLOCK])
+def test_what_is_no_block_or_no_law_is_refused(kind):
+    rule = partial(accept, kind)
     law = SparseLaw.concatenate([(np.array([1, 2], np.int32), np.array([0.5, 0.5], np.float32))])
     good, noise, one = rows_of([0.25, 0.25], [0.5, 1], [0, 0]), RoundNoise(0, 3), np.array([1], np.int32)
     with pytest.raises(ValueError, match=r"\[3\] have no draft probability"):

@@ -2,7 +2,7 @@
 
 A session says three tokens of a small Markov chain in rounds of lookahead 2, so that accepted, recovered and bonus
 tokens stand at every position; all outcomes are enumerated. The noise of thousands of sessions is computed in one call
-of `philox`, which is what RoundNoise would have said (checked below). Seeds are fixed: nothing here is a gamble. How
+of Philox, which is what RoundNoise would have said (checked below). Seeds are fixed: nothing here is a gamble. How
 many sessions a mutant needs is computed from its effect, which the closed form of layer 1 gives exactly.
 """
 
@@ -15,7 +15,7 @@ from scipy import optimize, stats
 
 from orchestrator.acceptance import Outcome, block, ratio
 from outrider.law.draft import propose, truncate
-from outrider.law.noise import Purpose, RoundNoise, exponential_of, philox, uniform_of
+from outrider.law.noise import Purpose, RoundNoise, exponential_of, philox_of_arrays, uniform_of
 from outrider.law.params import LawParams
 from outrider.law.sparse import SparseLaw
 from outrider.law.transforms import RowContext, law_probs
@@ -97,7 +97,7 @@ def make_tables(sessions, first_seed=0):
     bases, positions, tokens = BASES[:, None, None], POSITIONS[:, None], np.arange(MOST_VOCAB)
 
     def words(purpose, token):
-        return philox((np.asarray(token), positions, bases, np.array([int(purpose)])), (seeds, np.zeros_like(seeds)))
+        return philox_of_arrays((token, positions, bases, int(purpose)), (seeds, 0))
 
     accept = uniform_of(*words(Purpose.ACCEPT, 0)[:2])[..., 0]
     tail = words(Purpose.RESAMPLE, TAIL_TOKEN)

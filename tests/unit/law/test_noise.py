@@ -1,9 +1,9 @@
 import numpy as np
 import pytest
-import torch
 from scipy import stats
 
-from outrider.law.noise import Purpose, RoundNoise, exponential_of, philox, uniform_of
+from outrider.law.noise import BatchNoise, Purpose, RoundNoise, exponential_of, philox, philox_of_arrays, uniform_of
+from tests.harness.rows import EachNoise
 
 # Random123 1.14, tests/kat_vectors, philox4x32 10: (counter, key, answer).
 KNOWN_ANSWERS = [
@@ -23,11 +23,37 @@ def test_philox_gives_the_published_answers(counter, key, answer):
     assert philox(counter, key) == answer
 
 
-@pytest.mark.parametrize("array", [np.array, torch.tensor])
-def test_philox_gives_the_published_answers_on_arrays(array):
-    counters, keys, answers = (array(np.array(column).T) for column in zip(*KNOWN_ANSWERS, strict=True))
-    for words, answer in zip(philox(tuple(counters), tuple(keys)), answers, strict=True):
+def test_philox_gives_the_published_answers_on_arrays():
+    counters, keys, answers = (np.array(column).T for column in zip(*KNOWN_ANSWERS, strict=True))
+    for words, answer in zip(philox_of_arrays(tuple(counters), tuple(keys)), answers, strict=True):
         assert words.tolist() == answer.tolist()
+
+
+def test_philox_of_arrays_broadcasts():
+    rng = np.random.default_rng(1)
+    counter, key = rng.integers(0, 2**32, (4, 2, 1)), rng.integers(0, 2**32, (2, 3))
+    words = np.stack(philox_of_arrays((*counter[:3], 7), (key[0], 9)))
+    assert words.shape == (4, 2, 3)
+    for row, column in np.ndindex(2, 3):
+        expected = philox((*counter[:3, row, 0].tolist(), 7), (int(key[0, column]), 9))
+        assert tuple(words[:, row, column].tolist()) == expected
+    assert [len(it) for it in philox_of_arrays((counter[0, :0, 0], 1, 2, 3), (4, 5))] == [0] * 4
+
+
+@pytest.mark.parametrize("purpose", Purpose)
+def test_the_noise_of_many_rounds_is_that_of_each(purpose):
+    rng = np.random.default_rng(int(purpose))
+    noises = [RoundNoise(int(rng.integers(2**64, dtype=np.uint64)), int(rng.integers(1, 2**31))) for _ in range(20)]
+    rounds = np.repeat(rng.permutation(20), 5)
+    positions = BatchNoise.of(noises).base_lengths[rounds] + np.repeat(rng.integers(0, 9, 20), 5)
+    ids = rng.integers(0, 150_000, 100).astype(np.int32)
+    together, each = BatchNoise.of(noises), EachNoise(noises)
+    for ours, plain in (
+        (together.uniforms(purpose, rounds, positions), each.uniforms(purpose, rounds, positions)),
+        (together.exponentials(purpose, rounds, positions, ids), each.exponentials(purpose, rounds, positions, ids)),
+        (together.tails(purpose, rounds, positions), each.tails(purpose, rounds, positions)),
+    ):
+        assert ours.tolist() == plain.tolist()
 
 
 def test_scalar_and_array_noise_are_the_same_numbers():
