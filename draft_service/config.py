@@ -36,6 +36,7 @@ class DraftConfig(WorkerConfig):
     ahead_others: int = Field(
         2, ge=0, le=8, description="blocks drafted for less likely outcomes once those are there; not pushed"
     )
+    target_model: str = Field("", description="MODEL of the target, for a distilled draft; empty: the one it names")
 
     @field_validator("proposers")
     @classmethod

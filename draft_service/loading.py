@@ -14,7 +14,11 @@ _LOOKUP_CONTEXT = 1 << 20
 def load_engines(config: DraftConfig) -> Engines:
     """Loads what the proposers need: nothing but a tokenizer for those that only copy. Raises ModelRefused."""
     layers = {draft_pb2.PROPOSER_MODEL: 0, draft_pb2.PROPOSER_EARLY_EXIT: config.early_exit_layers}
-    engines = {kind: configured_engine(config, layers=layers[kind]) for kind in config.kinds if kind in layers}
+    engines = {
+        kind: configured_engine(config, layers=layers[kind], target=config.target_model)
+        for kind in config.kinds
+        if kind in layers
+    }
     if engines:
         return engines, next(iter(engines.values())).info
     return engines, lookup_info(config)

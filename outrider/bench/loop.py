@@ -136,6 +136,7 @@ def _engine(pair: Pair, proposer: ProposerName | None) -> Engine:
         threads=pair.threads,
         context_length=pair.context_length,
         layers=layers,
+        target=pair.target,
     )
     return load_engine(model, options)
 

@@ -4,6 +4,7 @@ import typer
 
 from outrider.cli.bench import bench
 from outrider.cli.demo import demo
+from outrider.cli.distill import distill
 from outrider.cli.generate import generate
 from outrider.cli.info import info
 from outrider.cli.up import up
@@ -16,7 +17,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command in (up, generate, demo, bench, info):
+for command in (up, generate, demo, bench, distill, info):
     app.command()(command)
 
 

@@ -63,8 +63,12 @@ def fair_threads() -> int:
     With more threads than cores the threads of one pass wait for each other's turn on a core, at hundreds of barriers
     in each pass: with two threads in each worker, on two cores, a pass took ten times as long as with one.
     """
-    available = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(1, available // _WORKERS)
+    return max(1, available_cores() // _WORKERS)
+
+
+def available_cores() -> int:
+    """That this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 @dataclass(frozen=True)
@@ -164,6 +168,7 @@ def _draft(options: SystemOptions) -> Command:
     offered = dict.fromkeys((*options.proposers, ProposerName.prediction.value))
     flags |= {"proposers": ",".join(offered), "early-exit-layers": options.early_exit_layers}
     flags |= {"ahead-blocks": str(options.ahead_blocks)}
+    flags |= {"target-model": options.target}  # a distilled draft shares its embeddings
     return _service("draft", "draft_service", flags)
 
 

@@ -1,6 +1,6 @@
 """The engine: a transformers causal language model over paged KV, one ragged forward for many sequences."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,6 +14,8 @@ from outrider.lm.kv import PagedSequence, PagePool
 from outrider.lm.kv_storage import KvStorage
 from outrider.lm.ragged import Piece, RaggedBatch
 
+Run = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, Paged], torch.Tensor]
+
 
 @dataclass(frozen=True)
 class _Work:
@@ -25,11 +27,15 @@ class _Work:
 
 
 class CausalLm:
-    """An Engine. Not thread-safe: one thread owns it."""
+    """An Engine. Not thread-safe: one thread owns it.
 
-    def __init__(self, model: PreTrainedModel, info: EngineInfo, pool: PagePool, storage: KvStorage) -> None:
-        self._model, self._info, self._pool, self._storage = model, info, pool, storage
-        self._device = model.device
+    Args:
+        run: the model's pass: tokens [n], positions [n], wanted rows [m], all int64, to logits [m, head rows].
+    """
+
+    def __init__(self, run: Run, device: torch.device, info: EngineInfo, pool: PagePool, storage: KvStorage) -> None:
+        self._run, self._device = run, device
+        self._info, self._pool, self._storage = info, pool, storage
 
     @property
     def info(self) -> EngineInfo:
@@ -101,8 +107,7 @@ class CausalLm:
         )
         batch = RaggedBatch(self._pieces(work), self._storage.null_slot, self._device)
         tokens = torch.from_numpy(np.concatenate([it.tokens for it in work]).astype(np.int64)).to(self._device)
-        logits = run_model(
-            self._model,
+        logits = self._run(
             tokens,
             batch.positions,
             torch.from_numpy(wanted).to(self._device),

@@ -10,8 +10,12 @@ from outrider.lm.quiet import Progress
 log = logging.getLogger(__name__)
 
 
-def configured_engine(config: WorkerConfig, *, layers: int = 0) -> Engine:
-    """Loads the model, logging how far it is. `layers`: early exit after the first so many. Raises ModelRefused."""
+def configured_engine(config: WorkerConfig, *, layers: int = 0, target: str = "") -> Engine:
+    """Loads the model, logging how far it is.
+
+    `layers`: early exit after the first so many. `target`: MODEL whose embeddings a distilled draft takes.
+    Raises ModelRefused.
+    """
     options = EngineOptions(
         dtype=config.dtype,
         device=config.device,
@@ -20,6 +24,7 @@ def configured_engine(config: WorkerConfig, *, layers: int = 0) -> Engine:
         page_size=config.page_size,
         context_length=config.context_length,
         layers=layers,
+        target=target,
     )
     return load_engine(config.model, options, log_progress())
 

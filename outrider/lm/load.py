@@ -4,6 +4,7 @@ import hashlib
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -12,6 +13,8 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from outrider.lm.attention import ATTENTION, Recording
 from outrider.lm.causal_lm import CausalLm, run_model
 from outrider.lm.checkpoint import load_config, load_weights
+from outrider.lm.decoder import layer_by_layer
+from outrider.lm.distilled import DistilledDraft
 from outrider.lm.engine import Engine, EngineInfo, ModelRefused
 from outrider.lm.gguf_once import gguf_read_once
 from outrider.lm.kv import PagePool
@@ -19,6 +22,7 @@ from outrider.lm.kv_storage import KvStorage, LayerShape
 from outrider.lm.packed import pack_linears
 from outrider.lm.probe import probe, probe_tokens, reference_logits
 from outrider.lm.quiet import Progress, quiet
+from outrider.lm.reduced_head import ReducedHead
 from outrider.lm.refuse import refuse_layers, refusing
 from outrider.lm.sizing import LEAST_PAGES, choose_pages, context_length
 from outrider.lm.source import ModelSource, SourceKind, parse_source
@@ -51,6 +55,7 @@ class EngineOptions:
         layers: early exit: only the first N layers, with norm and head; 0 means all.
         pack: whether linear weights are packed for the CPU.
         tokenizer: MODEL whose tokenizer defines the vocabulary; "" means the model's own.
+        target: MODEL that a distilled draft shares its embeddings with; "" means the one that it names.
 
     Raises ValueError naming a number that is out of range.
     """
@@ -64,6 +69,7 @@ class EngineOptions:
     layers: int = 0
     pack: bool = True
     tokenizer: str = ""
+    target: str = ""
 
     def __post_init__(self) -> None:
         for name in ("threads", "context_length", "layers"):
@@ -98,9 +104,13 @@ def load_engine(model: str, options: EngineOptions = EngineOptions(), progress: 
     device = _device(options.device)
     report(0.0, "reading the configuration")
     with refusing(source.name), gguf_read_once(), quiet(lambda part, what: report(0.05 + 0.75 * part, what)):
-        config = load_config(source, options.layers)
-        vocabulary = _vocabulary(source, options.tokenizer, config)
-        model_with_weights = load_weights(source, config, options.dtype, device)
+        draft = DistilledDraft.load(Path(source.location)) if source.kind is SourceKind.DISTILLED else None
+        base = draft.base(options.target) if draft else source
+        config = load_config(base, draft.layers if draft else options.layers)
+        vocabulary = vocabulary_of_source(base, options.tokenizer, config)
+        model_with_weights = load_weights(base, config, options.dtype, device)
+        if draft:
+            draft.install(model_with_weights, vocabulary.fingerprint)
         engine = build_engine(source.name, model_with_weights, vocabulary, options, report)
     report(1.0, "ready")
     return engine
@@ -148,20 +158,23 @@ def _assemble(
         padded_vocab_size=head_rows,
         context_length=min(context, held),
         dtype=str(model.dtype).removeprefix("torch."),
-        eos_token_ids=_eos_token_ids(model, size),
+        eos_token_ids=eos_token_ids(model, size),
         vocab_fingerprint=vocabulary.fingerprint,
         token_hashes=vocabulary.token_hashes[: 4 * size],
         tokenizer=vocabulary.tokenizer,
     )
     storage = KvStorage(layers, pages, options.page_size, model.device)
-    return CausalLm(model, info, PagePool(pages, options.page_size), storage)
+    # The draft's few layers cost little more than what transformers does around them.
+    distilled = isinstance(model.get_output_embeddings(), ReducedHead)  # type: ignore[no-untyped-call]
+    run = layer_by_layer(model) if distilled else partial(run_model, model)
+    return CausalLm(run, model.device, info, PagePool(pages, options.page_size), storage)
 
 
 def _vocabulary_rows(model: PreTrainedModel) -> list[int]:
     """Rows of the embedding and of the head."""
     head = model.get_output_embeddings()  # type: ignore[no-untyped-call]
-    modules = [it for it in (model.get_input_embeddings(), head) if it is not None]
-    return [len(weight) for weight in (it.weight for it in modules) if isinstance(weight, torch.Tensor)]
+    weights = [getattr(it, "weight", None) for it in (model.get_input_embeddings(), head)]
+    return [len(weight) for weight in weights if isinstance(weight, torch.Tensor)]
 
 
 @torch.inference_mode()
@@ -174,7 +187,7 @@ def _record(model: PreTrainedModel) -> list[LayerShape]:
     return recording.layers
 
 
-def _vocabulary(source: ModelSource, tokenizer: str, config: PreTrainedConfig) -> Vocabulary:
+def vocabulary_of_source(source: ModelSource, tokenizer: str, config: PreTrainedConfig) -> Vocabulary:
     """The vocabulary of the tokenizer; without one, of the bare ids."""
     if not tokenizer and source.kind is SourceKind.DIRECTORY and not _has_tokenizer(Path(source.location)):
         size = config.get_text_config(decoder=True).vocab_size
@@ -212,7 +225,7 @@ def _device(name: str) -> torch.device:
     return device
 
 
-def _eos_token_ids(model: PreTrainedModel, vocab_size: int) -> tuple[int, ...]:
+def eos_token_ids(model: PreTrainedModel, vocab_size: int) -> tuple[int, ...]:
     """From the generation settings, else from the configuration."""
     generation = getattr(model, "generation_config", None)
     found = getattr(generation, "eos_token_id", None)

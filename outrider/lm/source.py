@@ -6,6 +6,9 @@ from pathlib import Path
 
 from outrider.lm.engine import ModelRefused
 
+# What marks a directory as a distilled draft.
+DRAFT_FILE = "draft.json"
+
 
 class SourceKind(Enum):
     """Where a model comes from."""
@@ -14,6 +17,7 @@ class SourceKind(Enum):
     DIRECTORY = "directory"
     GGUF = "gguf"
     SYNTHETIC = "synthetic"
+    DISTILLED = "distilled"
 
 
 @dataclass(frozen=True)
@@ -29,9 +33,16 @@ class ModelSource:
     kind: SourceKind
     location: str
 
+    @property
+    def portable_name(self) -> str:
+        """MODEL without the directories of this machine."""
+        if self.kind is SourceKind.GGUF:
+            return f"gguf:{Path(self.location).name}"
+        return Path(self.location).name if self.kind is SourceKind.DIRECTORY else self.name
+
 
 def parse_source(model: str) -> ModelSource:
-    """Parses `gguf:FILE`, `synthetic:KEY=VALUE,...`, a directory, or a Hugging Face id.
+    """Parses `gguf:FILE`, `synthetic:KEY=VALUE,...`, a directory (a model's or a draft's), or a Hugging Face id.
 
     Raises ModelRefused when a file or directory that is named does not exist or the text can be none of them.
     """
@@ -43,6 +54,8 @@ def parse_source(model: str) -> ModelSource:
             raise ModelRefused(f"model file {path} does not exist")
         return ModelSource(model, SourceKind.GGUF, str(path))
     path = Path(model).expanduser()
+    if (path / DRAFT_FILE).is_file():
+        return ModelSource(model, SourceKind.DISTILLED, str(path))
     if path.is_dir():
         if not (path / "config.json").is_file():
             raise ModelRefused(f"model directory {path} has no config.json")

@@ -41,6 +41,8 @@ def load_tokenizer(model: str) -> PreTrainedTokenizerBase:
     source = parse_source(model)
     if source.kind is SourceKind.SYNTHETIC:
         return synthetic_tokenizer(SyntheticSpec.parse(source.location))
+    if source.kind is SourceKind.DISTILLED:
+        raise ModelRefused(f"{model} is a distilled draft and has no tokenizer: its target has")
     try:
         if source.kind is SourceKind.GGUF:
             path = Path(source.location)

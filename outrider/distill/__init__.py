@@ -1,0 +1,1 @@
+"""Distillation: a small draft for any target, taught by the target's own laws."""

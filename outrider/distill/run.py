@@ -1,0 +1,100 @@
+"""From a MODEL to its draft: write text, learn from it, measure. Each part goes on where it stopped."""
+
+import json
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+import torch
+
+from outrider.distill.acceptance import Acceptance, measure
+from outrider.distill.batches import Batcher
+from outrider.distill.corpus import Corpus, CorpusOptions, most_frequent
+from outrider.distill.student import Student
+from outrider.distill.target import Target
+from outrider.distill.training import TrainingOptions, train
+from outrider.lm.engine import ModelRefused
+
+REPORT_FILE = "report.json"
+
+
+@dataclass(frozen=True)
+class DistillOptions:
+    """What is made.
+
+    Attributes:
+        layers: of the draft.
+        kept: tokens that it can propose, the most frequent ones.
+        own_head: whether its head learns and is stored; if not, it is made of the target's rows.
+        dtype: numeric type that the target writes in: as for the services.
+        threads: CPU threads.
+        lookahead: of the acceptance report.
+        report_tokens: of each held-out answer that the report looks at.
+    """
+
+    layers: int = 2
+    kept: int = 8192
+    own_head: bool = True
+    dtype: str = "auto"
+    device: str = "cpu"
+    threads: int = 1
+    lookahead: int = 4
+    report_tokens: int = 128
+    corpus: CorpusOptions = field(default_factory=CorpusOptions)
+    training: TrainingOptions = field(default_factory=TrainingOptions)
+
+
+class Progress(Protocol):
+    """Shows how far a part is."""
+
+    def __call__(self, part: str, done: float, total: float, note: str = "") -> None:
+        """`done` of `total` in `part`."""
+
+
+@dataclass(frozen=True)
+class Report:
+    """Acceptance on held-out texts, before and after training."""
+
+    before: Acceptance
+    after: Acceptance
+
+
+def distill(target_name: str, directory: Path, work: Path, options: DistillOptions, progress: Progress) -> Report:
+    """Makes the draft in `directory`; `work` keeps texts and checkpoints, and is not needed any more afterwards.
+
+    Raises ModelRefused with one sentence.
+    """
+    device = torch.device(options.device)
+    target = Target.load(
+        target_name, options.dtype, device, lambda part, _what: progress("reading the target", part, 1.0)
+    )
+    source, vocabulary = target.source, target.vocabulary
+    layers = target.model.config.get_text_config(decoder=True).num_hidden_layers
+    if options.layers > layers or options.kept > vocabulary.size:
+        raise ModelRefused(f"{target_name} has {layers} layers and a vocabulary of {vocabulary.size} tokens")
+    corpus = Corpus(work / "corpus", options.corpus)
+    corpus.write(target, options.threads, lambda done, total: progress("writing text", done, total))
+    del target  # training needs the room
+    texts, held_out = corpus.texts(), corpus.held_out()
+    torch.set_num_threads(options.threads)
+    torch.manual_seed(options.training.seed)
+    kept = torch.from_numpy(most_frequent(texts, vocabulary.size, options.kept))
+    student = Student(source, options.layers, kept, device, options.own_head)
+    batcher = Batcher(kept, vocabulary.size, device)
+
+    def measured() -> Acceptance:
+        return measure(student, batcher, held_out, options.report_tokens, options.lookahead)
+
+    before = measured()
+    train(
+        student,
+        batcher,
+        texts,
+        options.training,
+        work / "checkpoint.pt",
+        lambda done, total, loss: progress("training", done, total, f"loss {loss:.3f}"),
+    )
+    report = Report(before, measured())
+    student.draft(source, options.layers, vocabulary.fingerprint).save(directory)
+    (directory / REPORT_FILE).write_text(json.dumps(asdict(report), indent=2) + "\n")
+    return report

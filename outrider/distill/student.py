@@ -1,0 +1,89 @@
+"""The draft while it learns: the target's first layers with a head of few rows."""
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from outrider.lm.checkpoint import load_config, load_weights
+from outrider.lm.decoder import Decoder
+from outrider.lm.distilled import DistilledDraft, reduced
+from outrider.lm.quiet import quiet
+from outrider.lm.source import ModelSource
+
+# The final norm is made for the last layer's output. After the first ones its logits are far too sure; what is learned
+# at first is to say less.
+_NORM_SCALE = 0.3
+
+
+class Student(nn.Module):
+    """float32 weights; embeddings are the target's and do not learn.
+
+    Args:
+        kept: [n] int32, the tokens that it can propose, ascending.
+        own_head: whether the head's rows learn; if not, they stay the target's and are not part of the draft.
+    """
+
+    def __init__(
+        self, target: ModelSource, layers: int, kept: torch.Tensor, device: torch.device, own_head: bool = True
+    ) -> None:
+        """Raises ModelRefused when the target has fewer layers, and whatever reading it raises."""
+        super().__init__()
+        with quiet(lambda _fraction, _what: None):
+            model = load_weights(target, load_config(target, layers), "float32", device)
+        model.set_attn_implementation("sdpa")
+        decoder = Decoder.of(model)
+        self._body = model.base_model
+        self._head = reduced(decoder.head, kept.long().to(device))
+        self.learned = nn.ModuleDict({"layers": decoder.layers, "norm": decoder.norm})
+        if own_head:
+            self.learned["head"] = self._head
+        with torch.no_grad():
+            for weight in decoder.norm.parameters():
+                weight.mul_(_NORM_SCALE)
+        self.learned.requires_grad_(True)
+        self._kept = kept
+
+    def forward(self, tokens: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
+        """tokens [texts, n] int64, padded at the end, and wanted [texts, n] bool: logits [wanted, kept]."""
+        hidden = self._body(input_ids=tokens, use_cache=False).last_hidden_state
+        logits: torch.Tensor = self._head(hidden[wanted])
+        return logits
+
+    def draft(self, target: ModelSource, layers: int, vocab_fingerprint: str) -> DistilledDraft:
+        """What is served, in bfloat16."""
+        tensors = {name: tensor.detach().bfloat16().cpu() for name, tensor in self.learned.state_dict().items()}
+        tensors["kept"] = self._kept.to(torch.int32)
+        return DistilledDraft(target.portable_name, layers, vocab_fingerprint, tensors)
+
+
+class SoftTargets(torch.autograd.Function):
+    """Cross-entropy against a few weighted tokens in each row, summed: one exponential a logit, forward and backward.
+
+    logits [rows, kept] any float; columns [rows, k] int64, distinct in a row where their weight is not 0; weights
+    [rows, k] float32.
+    """
+
+    @staticmethod
+    def forward(
+        context: Any,
+        logits: torch.Tensor,
+        columns: torch.Tensor,
+        weights: torch.Tensor,
+    ) -> torch.Tensor:
+        """The loss, a scalar."""
+        scores = logits.float()
+        scores = scores - scores.amax(1, keepdim=True)
+        chosen = scores.gather(1, columns)
+        gradient = scores.exp_()
+        total = gradient.sum(1, keepdim=True)
+        loss = ((total.log() - chosen) * weights).sum()
+        gradient.mul_(weights.sum(1, keepdim=True) / total).scatter_add_(1, columns, -weights)
+        context.save_for_backward(gradient.to(logits.dtype))
+        return loss
+
+    @staticmethod
+    def backward(context: Any, upstream: torch.Tensor) -> tuple[torch.Tensor, None, None]:
+        """Of the logits alone."""
+        (gradient,) = context.saved_tensors
+        return gradient * upstream, None, None
