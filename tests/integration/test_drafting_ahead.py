@@ -110,6 +110,8 @@ async def test_what_is_pushed_is_bit_for_bit_what_an_advance_would_get(
 
 async def until_idle(draft: RunningDraft, stream: DraftStream) -> None:
     """Returns when the worker has nothing more to do, and everything that it pushed is here."""
+    # What was sent before has been taken in when this is answered, and what was pushed before has come.
+    await stream.ask(advance_command("nobody", [1], 1))
     await eventually(lambda: not draft.service.pending and not draft.service._scheduler.busy)
     await stream.ask(advance_command("nobody", [1], 1))
 
