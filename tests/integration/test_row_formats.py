@@ -163,7 +163,8 @@ async def test_greedy_and_coupled_blocks_travel_without_their_law(monkeypatch: p
     monkeypatch.setattr(answers, "block_message", spy)
     async with (
         start_target(SyntheticEngine(TARGET)) as target,
-        start_draft(SyntheticEngine(DRAFT)) as draft,
+        # A block ahead would be made after the generation that it is for.
+        start_draft(SyntheticEngine(DRAFT), ahead_blocks=0) as draft,
         start_orchestrator([target.address], [draft.address], tokenizer=TOKENIZER) as orchestrator,
     ):
         for fields, with_law in (({"seed": 1}, False), ({"temperature": 0.0}, False), ({}, True)):
