@@ -9,7 +9,6 @@ the loop, and tokens/s of many sessions over those of one.
 """
 
 import argparse
-import os
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
@@ -104,7 +103,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options.proposer = options.proposer or (ProposerName.model.value if options.smoke else PROPOSERS[0].value)
     if options.smoke:
         options.repeats, options.tokens = 2, 12
-    os.environ["OUTRIDER_AHEAD_BLOCKS"] = "0"  # the loop drafts nothing ahead either
     with told():
         system = system_of(options)
     report = measured(

@@ -24,19 +24,17 @@ import grpc
 import numpy as np
 import psutil
 
-from bench.wire_bytes import service
+from bench.wire_bytes import service, until_linked
 from outrider.net.channel import CHANNEL_OPTIONS
 from outrider.v1 import orchestrator_pb2_grpc
 from outrider.v1.orchestrator_pb2 import (
     GenerateRequest,
-    OrchestratorServiceGetInfoRequest,
     Round,
     Speculation,
     StopConditions,
     TokenIds,
 )
 
-START_SECONDS = 120.0
 # Streams of one connection; grpc's servers take about a hundred without queueing.
 STREAMS_PER_CHANNEL = 100
 
@@ -158,16 +156,6 @@ def cpu_seconds(process: psutil.Process) -> float:
     return float(times.user + times.system)
 
 
-async def until_linked(stub: orchestrator_pb2_grpc.OrchestratorServiceStub) -> None:
-    """Returns when the orchestrator uses both workers."""
-    async with asyncio.timeout(START_SECONDS):
-        while True:
-            info = await stub.GetInfo(OrchestratorServiceGetInfoRequest(), timeout=START_SECONDS)
-            if all(worker.usable for worker in info.workers):
-                return
-            await asyncio.sleep(0.1)
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--sessions", type=int, default=1000)
@@ -185,7 +173,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     if options.smoke:
         options.sessions, options.warm_up, options.seconds, options.verify_ms = 4, 0.5, 1.0, 5.0
-        options.rounds_limit, options.added_limit, options.memory_limit = 1.0, 1e4, 1e5
     return 0 if asyncio.run(measure(options)) else 1
 
 

@@ -206,11 +206,11 @@ async def hops(vocab_size: int, ahead_blocks: int) -> AsyncIterator[Hops]:
         yield Hops(stub, draft_proxy, target_proxy, client_proxy)
 
 
-async def until_linked(running: Hops) -> None:
+async def until_linked(stub: orchestrator_pb2_grpc.OrchestratorServiceStub) -> None:
     """Returns when the orchestrator uses both workers."""
     async with asyncio.timeout(START_SECONDS):
         while True:
-            info = await running.stub.GetInfo(OrchestratorServiceGetInfoRequest(), timeout=START_SECONDS)
+            info = await stub.GetInfo(OrchestratorServiceGetInfoRequest(), timeout=START_SECONDS)
             if [worker.usable for worker in info.workers] == [True, True]:
                 return
             await asyncio.sleep(0.1)
@@ -224,7 +224,7 @@ async def run(options: argparse.Namespace) -> bool:
     print("| ---: | ---: | --- | ---: | ---: | ---: | ---: |")
     for vocab_size in options.vocabularies:
         async with hops(vocab_size, options.ahead_blocks) as running:
-            await until_linked(running)
+            await until_linked(running.stub)
             for sessions in options.sessions:
                 for row_format in (ROW_FORMAT_LOGITS, ROW_FORMAT_SUPPORT, ROW_FORMAT_SAMPLE):
                     per_round = await running.measure(row_format, options.lookahead, options.rounds, sessions)

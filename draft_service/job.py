@@ -26,8 +26,8 @@ class Job:
         ahead_tokens: how many of the tokens were there when the command came.
         tokens: drawn so far.
         rows: the laws that they were drawn from, one (token_ids, probs) pair a token.
-        seconds: at temperature 0, where a law says nothing of it, (next best token, its probability over that of the
-            best) for each token.
+        runners_up: at temperature 0, where a law says nothing of it, (next best token, its probability over that of the
+            best) for each token; empty where nobody asks.
         bonus: the guess of what follows the block, when there was one.
         mask: the tokens that the session's language allows next, where a model is asked; None without a language.
         work: the positions of the present step; None between steps.
@@ -46,7 +46,7 @@ class Job:
     ahead_tokens: int = 0
     tokens: list[int] = field(default_factory=list)
     rows: list[tuple[Int32Array, Float32Array]] = field(default_factory=list)
-    seconds: list[tuple[int, float]] = field(default_factory=list)
+    runners_up: list[tuple[int, float]] = field(default_factory=list)
     bonus: "Job | None" = None
     mask: Words | None = None
     work: Work | None = None
@@ -88,7 +88,7 @@ class Job:
         Returns how many tokens were cut off.
         """
         cut = max(0, len(self.tokens) - limit)
-        del self.tokens[limit:], self.rows[limit:], self.seconds[limit:]
+        del self.tokens[limit:], self.rows[limit:], self.runners_up[limit:]
         self.bonus = None if cut else self.bonus
         self.ask, self.limit, self.ahead, self.ahead_tokens = ask, limit, False, len(self.tokens)
         self.done = self.done or len(self.tokens) == limit

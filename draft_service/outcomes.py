@@ -22,11 +22,12 @@ def other_outcomes(job: Job) -> list[tuple[int, int]]:
 def _rivals(job: Job) -> Iterator[tuple[float, int, int]]:
     """(how near it is to being the outcome, accepted tokens, token after them)."""
     guess = job.bonus
-    tokens, rows, seconds = job.tokens, job.rows, job.seconds
+    tokens, rows, runners_up = job.tokens, job.rows, job.runners_up
     if guess is not None:
-        tokens, rows, seconds = [*tokens, *guess.tokens], [*rows, *guess.rows], [*seconds, *guess.seconds]
-    if seconds:
-        yield from ((nearness, accepted, token) for accepted, (token, nearness) in enumerate(seconds))
+        tokens, rows = [*tokens, *guess.tokens], [*rows, *guess.rows]
+        runners_up = [*runners_up, *guess.runners_up]
+    if runners_up:
+        yield from ((nearness, accepted, token) for accepted, (token, nearness) in enumerate(runners_up))
         return
     for accepted, (token, row) in enumerate(zip(tokens, rows, strict=True)):
         if len(row[0]) > 1:

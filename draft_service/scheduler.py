@@ -118,8 +118,14 @@ class DraftScheduler:
         cache: SessionCache[Key] = SessionCache(self._config.session_ttl, self._jobs.__contains__, self._evicted)
         if kind in _COPIED:
             return CopyingProposer(cache, self._config.context_length or _LOOKUP_CONTEXT, _COPIED[kind])
-        spare = self._ahead.drop_all
-        return ModelProposer(engines[kind], cache, self._config.token_budget, self._metrics, spare)
+        return ModelProposer(
+            engines[kind],
+            cache,
+            self._config.token_budget,
+            self._metrics,
+            spare=self._ahead.drop_all,
+            runners_up=self._config.ahead_blocks > 0 and self._config.ahead_others > 0,
+        )
 
     def _context_length(self, job: Job) -> int:
         return self._proposers[job.law.kind].context_length

@@ -128,9 +128,10 @@ class Drafting:
         if self._pending is None:
             return no_block(self._reason)
         stats.block_ready = self._pending.done()
-        start = time.perf_counter()
-        await asyncio.wait({self._pending}, timeout=self._timeout)
-        stats.draft_wait_micros = micros_since(start)
+        if not stats.block_ready:
+            start = time.perf_counter()
+            await asyncio.wait({self._pending}, timeout=self._timeout)
+            stats.draft_wait_micros = micros_since(start)
         return await self._outcome(self._pending, stats)
 
     def learned(self, length: int) -> None:

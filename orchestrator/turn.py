@@ -8,6 +8,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 from typing import Generic, TypeVar
 
+from orchestrator.futures import settle
 from orchestrator.running import interrupted
 
 Work = TypeVar("Work")
@@ -44,7 +45,8 @@ class Turn(Generic[Work, Result]):
 
     def close(self) -> None:
         """Ends what waits, with OutriderError."""
-        _deliver(list(self._waiting), [interrupted()] * len(self._waiting))
+        for future in self._waiting:
+            settle(future, interrupted())
         self._waiting.clear()
 
     def _flush(self) -> None:
@@ -57,7 +59,8 @@ class Turn(Generic[Work, Result]):
             results = self._do(works)
         except Exception as error:
             results = [error] * len(works)
-        _deliver(futures, results)
+        for future, result in zip(futures, results, strict=True):
+            settle(future, result)
 
     def _take(self) -> tuple[list["asyncio.Future[Result]"], list[Work]]:
         """The oldest that fit into one call."""
@@ -70,13 +73,3 @@ class Turn(Generic[Work, Result]):
             taken.append(future)
         works = [self._waiting.pop(future) for future in taken]
         return taken, works
-
-
-def _deliver(futures: Sequence["asyncio.Future[Result]"], results: Sequence[Result | Exception]) -> None:
-    for future, result in zip(futures, results, strict=True):
-        if future.done():
-            continue
-        if isinstance(result, Exception):
-            future.set_exception(result)
-        else:
-            future.set_result(result)

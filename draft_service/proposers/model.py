@@ -37,6 +37,7 @@ class ModelProposer:
         cache: the engine's sessions.
         budget: positions of one pass.
         spare: drops the work ahead, which gives KV pages back; False when there is none.
+        runners_up: whether greedy jobs note the next best token of each row.
     """
 
     def __init__(
@@ -45,9 +46,12 @@ class ModelProposer:
         cache: SessionCache[Key],
         budget: int,
         metrics: DraftMetrics,
-        spare: Callable[[], bool] = lambda: False,
+        *,
+        spare: Callable[[], bool],
+        runners_up: bool,
     ) -> None:
         self._engine, self._cache, self._metrics = engine, cache, metrics
+        self._runners_up = runners_up
         # A step of a running chain is one token; after a round it also catches up on what was committed meanwhile.
         self._runner = PassRunner(engine, cache, budget=budget, short=MAX_LOOKAHEAD + 1, spare=spare)
 
@@ -100,9 +104,9 @@ class ModelProposer:
         if not drawing:
             return
         jobs, logits, probs = self._probs([job for job, _ in drawing], torch.cat([row for _, row in drawing]))
-        greedy = [index for index, job in enumerate(jobs) if job.law.params.greedy]
+        greedy = [index for index, job in enumerate(jobs) if self._runners_up and job.law.params.greedy]
         if greedy:
-            _note_seconds([jobs[index] for index in greedy], logits[greedy])
+            _note_runners_up([jobs[index] for index in greedy], logits[greedy])
         guessing = [index for index, job in enumerate(jobs) if job.guess and not job.law.coupled]
         if guessing:
             self._guess([jobs[index] for index in guessing], probs[guessing])
@@ -172,12 +176,12 @@ def _masked(job: Job) -> bool:
     return True
 
 
-def _note_seconds(jobs: list[Job], logits: torch.Tensor) -> None:
+def _note_runners_up(jobs: list[Job], logits: torch.Tensor) -> None:
     values, tokens = logits.float().topk(2, dim=1)
     nearness = (values[:, 1] - values[:, 0]).exp()
     # The best two tokens: penalties and masks, which may have chosen otherwise, are not looked at.
-    for job, second, near in zip(jobs, tokens[:, 1].tolist(), nearness.tolist(), strict=True):
-        job.seconds.append((second, near))
+    for job, token, near in zip(jobs, tokens[:, 1].tolist(), nearness.tolist(), strict=True):
+        job.runners_up.append((token, near))
 
 
 def _no_page(job: Job) -> OutriderError:

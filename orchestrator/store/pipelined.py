@@ -6,7 +6,9 @@ from typing import Any
 
 from redis.asyncio import Redis
 from redis.commands.core import AsyncScript
-from redis.exceptions import NoScriptError
+from redis.exceptions import NoScriptError, ResponseError
+
+from orchestrator.futures import settle
 
 # Calls of one write; more go in further ones, on connections of their own.
 _MAX_CALLS = 256
@@ -54,11 +56,11 @@ class Pipelined:
     async def _write(self, calls: list[_Call]) -> None:
         try:
             async with asyncio.timeout(self._timeout):
-                for call, answer in zip(calls, await self._answers(calls), strict=True):
-                    _resolve(call, answer)
+                for (*_, future), answer in zip(calls, await self._answers(calls), strict=True):
+                    settle(future, answer)
         except Exception as error:
-            for call in calls:
-                _resolve(call, error)
+            for *_, future in calls:
+                settle(future, error)
         finally:
             for *_, future in calls:
                 future.cancel()
@@ -71,16 +73,8 @@ class Pipelined:
         # A server that was restarted has forgotten the script: the first of these teaches it again.
         for index, (keys, args, _) in enumerate(calls):
             if isinstance(answers[index], NoScriptError):
-                answers[index] = await self._script(keys=keys, args=args)
+                try:
+                    answers[index] = await self._script(keys=keys, args=args)
+                except ResponseError as error:  # this call's own: the others have their answers
+                    answers[index] = error
         return answers
-
-
-def _resolve(call: _Call, answer: Any) -> None:
-    """Hands an answer, or the error that it is, to who waits for it."""
-    *_, future = call
-    if future.done():
-        return
-    if isinstance(answer, Exception):
-        future.set_exception(answer)
-    else:
-        future.set_result(answer)

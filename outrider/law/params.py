@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 GREEDY_TEMPERATURE = 1e-5
 
 # Changes whenever the same logits, parameters and seed would give other probabilities or another draw.
-LAW_VERSION = 3
+LAW_VERSION = 4
 
 # A bias of this value bans the token outright.
 BAN = -100.0

@@ -22,24 +22,9 @@ _STRONG = 2.0**-6
 _SLACK = 1.0 - 2.0**-40
 
 
-def winners(target_probs: torch.Tensor, seeds: Sequence[int], positions: Sequence[int]) -> Int32Array:
-    """The winner of each row's race, [rows] int32: the lowest id among equals, as in `race` over all tokens.
-
-    Args:
-        target_probs: [rows, vocab_size] float32.
-        seeds: [rows] of the noise.
-        positions: [rows] where each row stands.
-
-    Raises ValueError when a row has no probability above zero, or its largest is not finite.
-    """
-    race = Race(seeds, positions, target_probs.shape[1])
-    race.look(np.arange(len(target_probs)), target_probs)
-    return race.result()
-
-
 class Race:
-    """The races of many rows, whose laws come in parts: a part's laws need not be kept, and noise is made for all rows
-    at once. Nothing depends on how the rows are cut into parts.
+    """The races of many rows, as in `race` over all tokens: the lowest id among equals wins. Laws come in parts, which
+    need not be kept, and noise is made for all rows at once; nothing depends on how the rows are cut into parts.
 
     Args:
         seeds: [rows] of the noise.

@@ -42,6 +42,16 @@ async def test_wire_bytes(flags: tuple[str, ...], code: int) -> None:
     assert sample < support
 
 
+# What a round costs is the machine's affair: limits that every machine keeps, and one that none does.
+@pytest.mark.parametrize(("rounds", "code"), [("1", 0), ("1e9", 1)])
+async def test_orchestrator_scale(rounds: str, code: int) -> None:
+    limits = ("--rounds-limit", rounds, "--added-limit", "1e5", "--memory-limit", "1e6")
+    ended, output = await bench("orchestrator_scale", *limits)
+    assert ended == code, output
+    figures = output.splitlines()[-3:]
+    assert [line.endswith("MISSED") for line in figures] == [bool(code), False, False]
+
+
 # How long a round takes is the machine's affair: goals that every machine reaches, and none.
 @pytest.mark.parametrize(("goal", "code"), [("0", 0), ("100", 1)])
 async def test_drafting_ahead(goal: str, code: int) -> None:
