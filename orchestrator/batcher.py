@@ -1,7 +1,11 @@
 """Turns the verify items of many sessions into few calls to one target worker.
 
-Continuous: a call leaves as soon as the worker has room, with whatever waits at that moment; there is no window to wait
-for. Items that carry a long prefix go in calls of their own, because a call is answered when its last item is done.
+A call leaves as soon as the worker has room, with whatever waits at that moment. Sessions that were answered together
+come back one after another; the first of them would leave alone, its pass would cost as much as one with all of them,
+and they would go on in two halves that wait for each other. So a call is held for those that will be back soon, where
+that is much shorter than a pass, and for no longer.
+
+Items that carry a long prefix go in calls of their own, because a call is answered when its last item is done.
 """
 
 import asyncio
@@ -22,21 +26,38 @@ SHORT_ITEM_TOKENS = 128
 _BYTES_PER_TOKEN = 4
 
 
-_Waiting = tuple[VerifyItem, "asyncio.Future[VerifyResult]"]
+@dataclass(frozen=True)
+class _Waiting:
+    """An item on its way, and since when it waits for a call."""
+
+    item: VerifyItem
+    future: "asyncio.Future[VerifyResult]"
+    since: float
 
 
 @dataclass
 class _Lane:
-    """One kind of call: how many more the worker may hold, and the items that wait for the next one, oldest first."""
+    """One kind of call.
+
+    Attributes:
+        free_calls: how many more the worker may hold.
+        waiting: the items that wait for the next one, oldest first.
+        calls: how many it holds.
+        expected: sessions of the call that returned last that are not back.
+        held_until: when they are not waited for any more, in the loop's time.
+    """
 
     max_items: int
     free_calls: int
-    waiting: dict["asyncio.Future[VerifyResult]", VerifyItem] = field(default_factory=dict)
+    waiting: dict["asyncio.Future[VerifyResult]", _Waiting] = field(default_factory=dict)
+    calls: int = 0
+    expected: set[str] = field(default_factory=set)
+    held_until: float = 0.0
 
     def take(self) -> list[_Waiting]:
         """The items of the next call."""
         taken = list(islice(self.waiting, self.max_items))
-        return [(self.waiting.pop(future), future) for future in taken]
+        return [self.waiting.pop(future) for future in taken]
 
 
 class Batcher:
@@ -47,23 +68,36 @@ class Batcher:
         max_items: most items of one call.
         calls_in_flight: calls that the worker may hold at once: one that it computes and one that waits for it.
         prefills_in_flight: calls with a long prefix that the worker may hold at once.
+        hold: how long a call waits for the sessions of the call before, in seconds; while it is more than 0 the worker
+            holds one call at a time.
     """
 
     def __init__(
-        self, send: Send, *, max_items: int = 256, calls_in_flight: int = 2, prefills_in_flight: int = 8
+        self,
+        send: Send,
+        *,
+        max_items: int = 256,
+        calls_in_flight: int = 2,
+        prefills_in_flight: int = 8,
+        hold: Callable[[], float] = lambda: 0.0,
     ) -> None:
         self._send = send
         self._short = _Lane(max_items, calls_in_flight)
         self._long = _Lane(1, prefills_in_flight)
         self._calls: set[asyncio.Task[None]] = set()
         self._under_way: dict[str, asyncio.Future[VerifyResponse]] = {}
+        self._hold = hold
 
     async def verify(self, item: VerifyItem) -> VerifyResult:
-        """The result of one item. Raises OutriderError when its call failed; cancelling drops the item."""
+        """The result of one item; its queue time is that here and at the worker together.
+
+        Raises OutriderError when its call failed; cancelling drops the item.
+        """
         loop = asyncio.get_running_loop()
         lane = self._short if len(item.prefix_tokens) <= SHORT_ITEM_TOKENS * _BYTES_PER_TOKEN else self._long
         future: asyncio.Future[VerifyResult] = loop.create_future()
-        lane.waiting[future] = item
+        lane.waiting[future] = _Waiting(item, future, loop.time())
+        lane.expected.discard(item.session_id)
         # Not at once: what other sessions add in this turn of the loop goes along.
         loop.call_soon(self._pump, lane)
         try:
@@ -90,27 +124,47 @@ class Batcher:
             call.cancel()
         await asyncio.gather(*calls, return_exceptions=True)
 
-    def _pump(self, lane: _Lane) -> None:
-        """Sends what waits as long as the worker has room."""
-        while lane.free_calls and lane.waiting:
-            lane.free_calls -= 1
-            call = asyncio.create_task(self._call(lane.take()))
-            self._calls.add(call)
-            call.add_done_callback(partial(self._returned, lane))
+    def away(self, session_id: str) -> None:
+        """The session will not be back soon: no call is held for it."""
+        self._short.expected.discard(session_id)
+        self._pump(self._short)
 
-    def _returned(self, lane: _Lane, call: "asyncio.Task[None]") -> None:
+    def _pump(self, lane: _Lane) -> None:
+        """Sends what waits as long as the worker has room, and nobody is held for."""
+        while lane.free_calls and lane.waiting and not self._held(lane):
+            lane.free_calls -= 1
+            lane.calls += 1
+            batch = lane.take()
+            call = asyncio.create_task(self._call(batch))
+            self._calls.add(call)
+            call.add_done_callback(partial(self._returned, lane, [each.item.session_id for each in batch]))
+
+    def _held(self, lane: _Lane) -> bool:
+        """Whether what waits goes together with sessions that will be back in a moment."""
+        if lane is self._long or self._hold() <= 0.0:
+            return False
+        return lane.calls > 0 or (bool(lane.expected) and asyncio.get_running_loop().time() < lane.held_until)
+
+    def _returned(self, lane: _Lane, sessions: Sequence[str], call: "asyncio.Task[None]") -> None:
         self._calls.discard(call)
         lane.free_calls += 1
+        lane.calls -= 1
+        hold = self._hold() if lane is self._short else 0.0
+        if hold > 0.0:
+            loop = asyncio.get_running_loop()
+            lane.expected, lane.held_until = set(sessions), loop.time() + hold
+            loop.call_at(lane.held_until, self._pump, lane)
         self._pump(lane)
 
     async def _call(self, batch: list[_Waiting]) -> None:
-        futures = [future for _, future in batch]
-        call = asyncio.ensure_future(self._send([item for item, _ in batch]))  # noqa: RUF006, awaited below
+        futures = [waiting.future for waiting in batch]
+        began = asyncio.get_running_loop().time()
+        call = asyncio.ensure_future(self._send([waiting.item for waiting in batch]))
         abandon = _cancel_when_all_done(futures, call)
-        sessions = [item.session_id for item, _ in batch]
+        sessions = [waiting.item.session_id for waiting in batch]
         self._under_way.update(dict.fromkeys(sessions, call))
         try:
-            _deliver(batch, await call)
+            _deliver(batch, await call, began)
         except OutriderError as error:
             _fail(futures, error)
         except asyncio.CancelledError:
@@ -139,10 +193,11 @@ def _cancel_when_all_done(
     return on_done
 
 
-def _deliver(batch: list[_Waiting], response: VerifyResponse) -> None:
+def _deliver(batch: list[_Waiting], response: VerifyResponse, began: float) -> None:
     """Pairs results with items by position, and checks that they are about the same round."""
     results = list(response.results)
-    for index, (item, future) in enumerate(batch):
+    for index, waiting in enumerate(batch):
+        item, future = waiting.item, waiting.future
         if future.done():
             continue
         result = results[index] if index < len(results) else None
@@ -151,6 +206,7 @@ def _deliver(batch: list[_Waiting], response: VerifyResponse) -> None:
                 OutriderError(types_pb2.ERROR_REASON_NO_PROGRESS, "the target answered for another session or round")
             )
         else:
+            result.timing.queue_micros += int((began - waiting.since) * 1e6)
             future.set_result(result)
 
 

@@ -6,6 +6,10 @@ from pydantic_settings import SettingsConfigDict
 from outrider.config import ServiceConfig
 from outrider.net.address import parse_addresses
 
+# The wire's limit on a block.
+MAX_LOOKAHEAD = 64
+AUTO = "auto"
+
 
 class OrchestratorConfig(ServiceConfig):
     """Flags and OUTRIDER_ environment variables of `python -m orchestrator`."""
@@ -17,13 +21,28 @@ class OrchestratorConfig(ServiceConfig):
     drafts: str = Field("", description="draft workers, HOST:PORT separated by commas; none: plain decoding")
     tokenizer: str = Field(min_length=1, description="MODEL whose tokenizer the targets use")
     store: str = Field("memory://", min_length=1, description="session store: memory:// or redis://HOST:PORT/DB")
-    lookahead: int = Field(4, ge=0, le=64, description="block length of requests that do not choose one")
-    max_lookahead: int = Field(16, ge=0, le=64, description="longest block that a request may ask for")
+    lookahead: str = Field(
+        AUTO, description="block length of requests that do not choose one, 0 to 64; auto: by goodput, every round"
+    )
+    max_lookahead: int = Field(16, ge=0, le=MAX_LOOKAHEAD, description="longest block of any request")
     draft_timeout: float = Field(1.0, gt=0, le=60, description="seconds that a round waits for its block")
     verify_timeout: float = Field(120.0, gt=0, description="seconds that one Verify call may take")
     failover_timeout: float = Field(30.0, gt=0, description="seconds that a round looks for a target that answers")
     session_ttl: float = Field(3_600.0, gt=0, description="seconds that the store keeps an untouched session")
     max_sessions: int = Field(1_024, ge=1, description="generations that run at once; more are refused")
+
+    @field_validator("lookahead", mode="before")
+    @classmethod
+    def _auto_or_number(cls, value: object) -> str:
+        text = str(value)
+        if text != AUTO and not (text.isascii() and text.isdigit() and int(text) <= MAX_LOOKAHEAD):
+            raise ValueError(f"{text!r} is neither {AUTO} nor a number from 0 to {MAX_LOOKAHEAD}")
+        return text
+
+    @property
+    def fixed_lookahead(self) -> int | None:
+        """Block length of requests that do not choose one; None where every round's is chosen by measured goodput."""
+        return None if self.lookahead == AUTO else int(self.lookahead)
 
     @field_validator("targets", "drafts")
     @classmethod

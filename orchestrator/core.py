@@ -14,6 +14,7 @@ from orchestrator.drafting import Drafting
 from orchestrator.judge import Judge
 from orchestrator.links.draft import DraftLink
 from orchestrator.links.target import TargetLink
+from orchestrator.lookahead import SessionLookahead
 from orchestrator.metrics import Metrics
 from orchestrator.pool import DraftPool, TargetPool
 from orchestrator.request import GenerationPlan, ServingLimits
@@ -149,11 +150,12 @@ class Orchestrator:
         if not models:
             raise self.targets.nobody()
         longest = min(link.max_lookahead for link in self.targets.usable)
+        chosen = self.config.fixed_lookahead
         return ServingLimits(
             vocab_size=self._vocabulary.size,
             context_length=min(model.context_length for model in models),
             max_lookahead=min(self.config.max_lookahead, longest),
-            default_lookahead=min(self.config.lookahead, self.config.max_lookahead, longest),
+            default_lookahead=None if chosen is None else min(chosen, self.config.max_lookahead, longest),
             eos_token_ids=tuple(int32s(models[0].eos_token_ids, "eos_token_ids").tolist()),
         )
 
@@ -189,9 +191,12 @@ class Orchestrator:
         metrics, config = self.services.metrics, self.config
         output = Output(plan.stop, self._spelling, plan.prompt)
         grammar = self._grammars.open(plan.law)
-        drafting = Drafting(plan, FIRST_EPOCH, self.drafts, metrics, self._audits, config.draft_timeout, grammar)
         verifying = Verifying(plan, FIRST_EPOCH, self.targets, metrics, config.failover_timeout, self._vocabulary.size)
-        return Session(plan, FIRST_EPOCH, output, drafting, verifying, grammar)
+        lookahead = SessionLookahead(plan.lookahead, verifying.costs, adaptive=plan.adaptive)
+        drafting = Drafting(
+            plan, FIRST_EPOCH, self.drafts, lookahead, metrics, self._audits, config.draft_timeout, grammar
+        )
+        return Session(plan, FIRST_EPOCH, output, drafting, verifying, lookahead, grammar)
 
     def _end(self, session: Session, reason: "FinishReason.ValueType") -> "asyncio.Task[None]":
         """Frees the workers and ends the session in the store, which may be what failed: neither waits for the other.

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from orchestrator.links.draft import DraftLink
+from orchestrator.lookahead import DraftHistory, SessionLookahead
 from orchestrator.metrics import Metrics
 from orchestrator.pool import DraftPool
 from orchestrator.prefix import PeerPrefix, TokenBuffer
@@ -30,6 +31,9 @@ Reason: TypeAlias = PlainReason.ValueType
 
 _NO_TOKENS = int32s(b"", "tokens")
 _NO_LAW = SparseLaw.concatenate([])
+
+# Tokens that the worker may have to compute before a block without a round that waits for it.
+_SHORT_GAP = 32
 
 # The state at the worker is gone or wrong: open the session anew with the next command.
 _LOST = {types_pb2.ERROR_REASON_SESSION_NOT_FOUND, types_pb2.ERROR_REASON_PREFIX_MISMATCH}
@@ -67,6 +71,7 @@ class Drafting:
     """Blocks for one session.
 
     Args:
+        lookahead: how long its blocks are.
         audits: of the blocks of all sessions.
         timeout: how long a round waits for its block, in seconds.
         grammar: where the session stands in its language; None without one.
@@ -77,6 +82,7 @@ class Drafting:
         plan: GenerationPlan,
         epoch: int,
         pool: DraftPool,
+        lookahead: SessionLookahead,
         metrics: Metrics,
         audits: Turn[Claim, str | None],
         timeout: float,
@@ -85,6 +91,7 @@ class Drafting:
         self._plan = plan
         self._epoch = epoch
         self._pool = pool
+        self._lookahead = lookahead
         self._metrics = metrics
         self._audits = audits
         self._timeout = timeout
@@ -97,6 +104,8 @@ class Drafting:
         self._pending: asyncio.Future[DraftEvent] | None = None
         # The answer to a command that no round waits for, which may be an error.
         self._told: asyncio.Future[DraftEvent] | None = None
+        # The answer to a command without a block, before which none is asked for.
+        self._catching_up: asyncio.Future[DraftEvent] | None = None
         self._reason: Reason = orchestrator_pb2.PLAIN_REASON_PREFILL
         self._off: Reason | None = orchestrator_pb2.PLAIN_REASON_DISABLED if plan.lookahead == 0 else None
         self._moved_bytes = 0
@@ -105,9 +114,8 @@ class Drafting:
         """Lets the worker cache the prompt while the target does the same; the first round has no block."""
         self._reason = self._off or orchestrator_pb2.PLAIN_REASON_PREFILL
         link = None if self._off else self._bind(len(tokens))
-        if isinstance(link, DraftLink):
-            self._send(link, tokens, 0)
-            self._told, self._pending = self._pending, None
+        if isinstance(link, DraftLink) and self._lookahead.begins(self._history(link)):
+            self._cache(link, tokens)
 
     def ask(self, tokens: TokenBuffer, room: int) -> None:
         """Asks for the block at the current base length, at most `room` tokens. Never waits."""
@@ -117,7 +125,7 @@ class Drafting:
         self._told = None
         link = self._off or (self._bind(len(tokens)) if room > 0 else orchestrator_pb2.PLAIN_REASON_LAST_TOKEN)
         if isinstance(link, DraftLink):
-            self._send(link, tokens, min(self._plan.lookahead, room, link.max_lookahead))
+            self._ask(link, tokens, min(room, link.max_lookahead))
         else:
             self._reason = link
 
@@ -142,6 +150,7 @@ class Drafting:
         """Frees the session at the worker. Idempotent."""
         if self._link is not None:
             self._link.close_session(self._plan.session_id, self._epoch)
+            self._lookahead.close()
             self._link.sessions -= 1
             self._link = None
 
@@ -165,8 +174,35 @@ class Drafting:
         if link is not None:
             link.sessions += 1
 
+    def _ask(self, link: DraftLink, tokens: TokenBuffer, room: int) -> None:
+        """Asks for as much as pays, once the worker has read most of the tokens: no round waits for that."""
+        self._reason = orchestrator_pb2.PLAIN_REASON_DRAFT_PREFILL
+        if self._catching_up is not None and not self._catching_up.done():
+            return
+        if self._catching_up is not None and _came_to_nothing(self._catching_up):
+            link.breaker.failure()
+        self._catching_up = None
+        lookahead = self._lookahead.choose(self._history(link), room)
+        if lookahead == 0:
+            self._reason = orchestrator_pb2.PLAIN_REASON_NO_GAIN
+        elif self._plan.adaptive and len(tokens) - self._peer.known > _SHORT_GAP:
+            self._lookahead.withheld()
+            self._cache(link, tokens)
+        else:
+            self._send(link, tokens, lookahead)
+
+    def _cache(self, link: DraftLink, tokens: TokenBuffer) -> None:
+        """Lets the worker compute the tokens; no round waits for it."""
+        self._send(link, tokens, 0)
+        self._told, self._pending = self._pending, None
+        self._catching_up = self._told if self._plan.adaptive else None
+
+    def _history(self, link: DraftLink) -> DraftHistory:
+        return link.history[self._plan.proposer, self._plan.acceptance]
+
     def _send(self, link: DraftLink, tokens: TokenBuffer, lookahead: int) -> None:
         command = self._command(link, tokens, lookahead)
+        self._metrics.asked(lookahead, probe=self._lookahead.probing)
         pushed, missed_bytes = link.pushed(self._plan.session_id, self._epoch, tokens)
         self._moved_bytes += missed_bytes
         if command.WhichOneof("action") == "open":

@@ -38,6 +38,11 @@ class Metrics:
         self._disabled = meter.create_counter(
             "outrider.speculation_disabled", "{session}", "Sessions that lost speculation for good, by reason"
         )
+        self._asked = meter.create_counter(
+            "outrider.draft_calls",
+            "{call}",
+            "Commands to draft workers, by lookahead and by kind: block, probe, or prefix to cache",
+        )
         self._resent = meter.create_counter("outrider.prefix_resent", "{prefix}", "Whole prefixes sent again")
 
     def round(self, stats: RoundStats, emitted: int, acceptance: "Acceptance.ValueType") -> None:
@@ -57,6 +62,11 @@ class Metrics:
         """A block that came and was not verified: missed (pushed for other tokens than were committed), stale, late,
         malformed, wrong_length or audit."""
         self._discarded.add(1, {"reason": reason})
+
+    def asked(self, lookahead: int, *, probe: bool) -> None:
+        """A draft worker was asked for a block, or, at lookahead 0, to cache a prefix."""
+        kind = "prefix" if not lookahead else "probe" if probe else "block"
+        self._asked.add(1, {"kind": kind, "lookahead": lookahead})
 
     def speculation_disabled(self, reason: str) -> None:
         """A session goes on without blocks."""

@@ -43,14 +43,14 @@ class ServingLimits:
         vocab_size: real token ids of the target.
         context_length: longest sequence of the target, in tokens.
         max_lookahead: longest block that a request may ask for.
-        default_lookahead: lookahead of requests that do not choose one.
+        default_lookahead: lookahead of requests that do not choose one; None lets the lookahead control choose.
         eos_token_ids: the target's end-of-sequence tokens.
     """
 
     vocab_size: int
     context_length: int
     max_lookahead: int
-    default_lookahead: int
+    default_lookahead: int | None
     eos_token_ids: tuple[int, ...] = ()
 
 
@@ -65,6 +65,7 @@ class GenerationPlan:
         seed: in [0, 2^64); random when the client gave none.
         stop: when the output ends.
         lookahead: longest block, 0 for plain decoding.
+        adaptive: whether the lookahead control chooses each round's lookahead, up to the longest.
         acceptance: never unspecified.
         proposer: unspecified leaves it to the draft worker.
         row_format: what the target returns; never unspecified, and one that the acceptance rule can use.
@@ -80,6 +81,7 @@ class GenerationPlan:
     seed: int
     stop: StopRules
     lookahead: int
+    adaptive: bool
     acceptance: "Acceptance.ValueType"
     proposer: "Proposer.ValueType"
     row_format: "RowFormat.ValueType"
@@ -97,6 +99,7 @@ class _Speculation(NamedTuple):
     """The plan's part that the output law does not depend on; fields as in GenerationPlan."""
 
     lookahead: int
+    adaptive: bool
     acceptance: "Acceptance.ValueType"
     proposer: "Proposer.ValueType"
     row_format: "RowFormat.ValueType"
@@ -246,7 +249,8 @@ def _logprobs(request: orchestrator_pb2.GenerateRequest) -> int | None:
 
 def _speculation(request: orchestrator_pb2.GenerateRequest, law: LawParams, limits: ServingLimits) -> _Speculation:
     wanted = request.speculation
-    lookahead = wanted.lookahead if wanted.HasField("lookahead") else limits.default_lookahead
+    chosen = wanted.lookahead if wanted.HasField("lookahead") else limits.default_lookahead
+    lookahead = limits.max_lookahead if chosen is None else chosen
     if lookahead > limits.max_lookahead:
         raise invalid_field(f"speculation.lookahead is {lookahead}, must be in [0, {limits.max_lookahead}]")
     if wanted.law_top > MAX_LAW_TOP:
@@ -254,7 +258,7 @@ def _speculation(request: orchestrator_pb2.GenerateRequest, law: LawParams, limi
     proposer = _proposer(wanted)
     acceptance = _acceptance(wanted.acceptance, law, seeded=request.HasField("seed"))
     row_format = _row_format(wanted.row_format, acceptance)
-    return _Speculation(lookahead, acceptance, proposer, row_format, wanted.law_top)
+    return _Speculation(lookahead, chosen is None, acceptance, proposer, row_format, wanted.law_top)
 
 
 def _proposer(wanted: orchestrator_pb2.Speculation) -> "Proposer.ValueType":

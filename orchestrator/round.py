@@ -44,7 +44,7 @@ async def run_round(session: Session, services: Services) -> tuple[Emission, Rou
 
     record(proposal, outcome, stats)
     services.metrics.round(stats, len(kept.tokens), session.plan.acceptance)
-    session.committed(kept, outcome.accepted)  # asks for the next block
+    session.committed(kept, stats)  # asks for the next block
     return session.output.emit(kept), stats  # emit
 
 

@@ -115,7 +115,7 @@ class OrchestratorServicer(orchestrator_pb2_grpc.OrchestratorServiceServicer):
             version=__version__,
             target=models[0] if models else None,
             max_lookahead=self._orchestrator.config.max_lookahead,
-            default_lookahead=self._orchestrator.config.lookahead,
+            default_lookahead=self._orchestrator.config.fixed_lookahead,
             workers=self._orchestrator.shortfalls.statuses(),
             running_sessions=len(self.running),
         )

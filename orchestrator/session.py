@@ -1,8 +1,13 @@
 """One generation: what is committed, and its hold on a draft and a target worker."""
 
+import time
+
+from orchestrator.costs import round_cost
 from orchestrator.drafting import Drafting
+from orchestrator.lookahead import SessionLookahead
 from orchestrator.prefix import TokenBuffer
 from orchestrator.request import GenerationPlan
+from orchestrator.stats import RoundStats
 from orchestrator.text.output import Kept, Output
 from orchestrator.verifying import Verifying
 from outrider.lm.grammars import SessionGrammar
@@ -29,6 +34,7 @@ class Session:
         output: Output,
         drafting: Drafting,
         verifying: Verifying,
+        lookahead: SessionLookahead,
         grammar: SessionGrammar | None = None,
     ) -> None:
         self.plan = plan
@@ -37,8 +43,10 @@ class Session:
         self.output = output
         self.drafting = drafting
         self.verifying = verifying
+        self.lookahead = lookahead
         self.grammar = grammar
         self.rounds = 0
+        self._committed_at = 0.0
 
     def begin(self) -> None:
         """Lets the draft worker cache the prompt while the target computes it."""
@@ -56,8 +64,10 @@ class Session:
         message = f"the target's answer after {self.base_length} tokens is outside the grammar"
         raise OutriderError(types_pb2.ERROR_REASON_NO_PROGRESS, message)
 
-    def committed(self, kept: Kept, accepted: int) -> None:
+    def committed(self, kept: Kept, stats: RoundStats) -> None:
         """Moves the base length, and asks for the next block while the client still reads this one."""
+        self._learn(stats, len(kept.tokens))
+        accepted = stats.accepted
         agreed = self.base_length + min(accepted, len(kept.tokens))
         self.tokens.append(kept.tokens)
         self.rounds += 1
@@ -66,6 +76,17 @@ class Session:
             self.drafting.learned(min(agreed, self.base_length - 1))
         if kept.finish is None:
             self.drafting.ask(self.tokens, min(self._room(), self.verifying.longest_block))
+            if self.lookahead.alone or self.lookahead.probing:
+                self.verifying.away()
+
+    def _learn(self, stats: RoundStats, tokens: int) -> None:
+        """Tells the lookahead control of the round; one with a prompt says nothing about those without."""
+        now = time.perf_counter()
+        since, self._committed_at = now - self._committed_at, now
+        if self.rounds and stats.target_passes == 1:
+            self.lookahead.learn(round_cost(stats, since, tokens), stats.accepted)
+        else:
+            self.lookahead.withheld()
 
     def _room(self) -> int:
         """Longest block that makes sense: a round gives one token more than its block holds."""

@@ -30,6 +30,7 @@ class RoundStats:
     target_passes: int = 0
     drafted_ahead: int = 0
     block_ready: bool = False
+    verify_queue_micros: int = 0
 
     def message(self) -> Round:
         """The wire's view."""

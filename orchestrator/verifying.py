@@ -8,6 +8,7 @@ from typing import TypeAlias
 import numpy as np
 import torch
 
+from orchestrator.costs import TargetCosts
 from orchestrator.drafting import Proposal
 from orchestrator.links.target import TargetLink
 from orchestrator.metrics import Metrics
@@ -140,6 +141,16 @@ class Verifying:
         """Most draft tokens that make sense; more than 0."""
         return max(1, self._link.max_lookahead) if self._link is not None else _NO_LIMIT
 
+    def away(self) -> None:
+        """The next block will take longer than usual."""
+        if self._link is not None:
+            self._link.away(self._plan.session_id)
+
+    def costs(self) -> TargetCosts | None:
+        """What rounds cost with the worker that the session is bound to, or would be now; None without one."""
+        link = self._link or min(self._pool.usable, key=lambda each: each.sessions, default=None)
+        return link.costs if link is not None else None
+
     def learned(self, length: int) -> None:
         """The worker holds the committed tokens up to `length`."""
         self._peer.known = length
@@ -161,6 +172,8 @@ class Verifying:
         stats.wire_bytes += item.ByteSize() + result.ByteSize()
         stats.target_passes += result.timing.passes
         stats.verify_forward_micros += result.timing.forward_micros
+        stats.verify_queue_micros += result.timing.queue_micros
+        link.costs.observe_pass(result.timing, link.sessions)
         if result.status.code:
             raise from_status(result.status)
         return proposal, self._verified(result, proposal)

@@ -5,18 +5,21 @@ here until the session gets there, or goes another way.
 """
 
 import asyncio
+from collections import defaultdict
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 
 from orchestrator.breaker import Breaker
 from orchestrator.handshake import check_pair, fingerprints_differ
 from orchestrator.links.base import HASHES_TIMEOUT, INFO_TIMEOUT, Link
+from orchestrator.lookahead import DraftHistory
 from orchestrator.prefix import TokenBuffer
 from outrider.lm.tokenizer import Vocabulary
 from outrider.net.arrays import to_bytes
 from outrider.net.errors import OutriderError
 from outrider.v1 import draft_pb2, draft_pb2_grpc, types_pb2
 from outrider.v1.draft_pb2 import DraftCommand, DraftEvent, Proposer
+from outrider.v1.orchestrator_pb2 import Acceptance
 
 MAX_COMMANDS = 1024
 # Commands waiting for the stream; more than this and the worker is not reading: its sessions run plain.
@@ -58,6 +61,7 @@ class DraftLink(Link):
     Attributes:
         proposers: what the worker offers.
         breaker: opens when its blocks are late or broken too often in a row.
+        history: what its sessions learned together, by proposer and acceptance rule.
 
     Args:
         vocabulary: of the orchestrator's tokenizer.
@@ -76,6 +80,7 @@ class DraftLink(Link):
         self._told: dict[str, _Session] = {}
         self.proposers: tuple[Proposer.ValueType, ...] = ()
         self.breaker = Breaker()
+        self.history: dict[tuple[Proposer.ValueType, Acceptance.ValueType], DraftHistory] = defaultdict(DraftHistory)
 
     def request(self, command: DraftCommand, tokens: TokenBuffer) -> "asyncio.Future[DraftEvent]":
         """Sends an Open or Advance that makes `tokens` the session's committed ones; the future gets its event, or

@@ -7,6 +7,7 @@ import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from orchestrator.batcher import Batcher
+from orchestrator.costs import TargetCosts
 from orchestrator.handshake import check_pair, fingerprints_differ
 from orchestrator.links.base import HASHES_TIMEOUT, INFO_TIMEOUT, Link, as_error, describe
 from outrider.lm.tokenizer import Vocabulary
@@ -20,6 +21,9 @@ RELEASE_TIMEOUT = 5.0
 
 class TargetLink(Link):
     """One target worker.
+
+    Attributes:
+        costs: what rounds cost with it.
 
     Args:
         vocabulary: of the orchestrator's tokenizer.
@@ -37,11 +41,16 @@ class TargetLink(Link):
         self._verify_timeout = verify_timeout
         self._stub = target_pb2_grpc.TargetServiceStub(self.channel)
         self._health = health_pb2_grpc.HealthStub(self.channel)
-        self._batcher = Batcher(self._send)
+        self.costs = TargetCosts()
+        self._batcher = Batcher(self._send, hold=self.costs.hold)
 
     async def verify(self, item: VerifyItem) -> VerifyResult:
         """Scores one block, batched with those of other sessions. Raises OutriderError when the call failed."""
         return await self._batcher.verify(item)
+
+    def away(self, session_id: str) -> None:
+        """The session's next block will take its time."""
+        self._batcher.away(session_id)
 
     async def release(self, session_id: str, epoch: int) -> None:
         """Frees a session. What this does not reach is freed by the worker's time-to-live, or is gone already.
@@ -49,6 +58,7 @@ class TargetLink(Link):
         A Release that overtook a Verify of its session would leave the session to its time-to-live: calls of one
         connection are not handled in the order in which they were sent.
         """
+        self._batcher.away(session_id)
         await self._batcher.answered(session_id, RELEASE_TIMEOUT)
         request = target_pb2.ReleaseRequest(sessions=[SessionRef(session_id=session_id, epoch=epoch)])
         try:

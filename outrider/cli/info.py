@@ -35,6 +35,7 @@ async def _info(address: str) -> None:
 def facts(answer: OrchestratorServiceGetInfoResponse) -> list[tuple[str, str]]:
     """(name, value) pairs of everything but the workers."""
     target = answer.target
+    default = answer.default_lookahead if answer.HasField("default_lookahead") else "chosen each round"
     ends = np.frombuffer(target.eos_token_ids, "<i4").tolist()
     return [
         ("version", answer.version),
@@ -43,7 +44,7 @@ def facts(answer: OrchestratorServiceGetInfoResponse) -> list[tuple[str, str]]:
         ("context", f"{target.context_length} tokens"),
         ("dtype", target.dtype or "unknown"),
         ("end of sequence", ", ".join(map(str, ends)) or "none"),
-        ("lookahead", f"{answer.default_lookahead}, at most {answer.max_lookahead}"),
+        ("lookahead", f"{default}, at most {answer.max_lookahead}"),
         ("running sessions", str(answer.running_sessions)),
     ]
 

@@ -44,7 +44,12 @@ Dtype = Annotated[str, typer.Option(help="Numeric type of the weights: float32, 
 Device = Annotated[str, typer.Option(help='Where the models run: "cpu" or "cuda".')]
 LONGEST_LOOKAHEAD = 64
 Lookahead = Annotated[
-    int, typer.Option(min=0, max=LONGEST_LOOKAHEAD, help="Longest block of draft tokens; 0 is plain decoding.")
+    int | None,
+    typer.Option(
+        min=0,
+        max=LONGEST_LOOKAHEAD,
+        help="Longest block of draft tokens; 0 is plain decoding; left out, every round's is chosen by goodput.",
+    ),
 ]
 EarlyExitLayers = Annotated[
     int, typer.Option(min=0, help="Layers of the target that the early_exit draft runs; 0 leaves the choice to it.")

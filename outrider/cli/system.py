@@ -30,7 +30,8 @@ class SystemOptions:
         target: MODEL of the target.
         draft: MODEL of the draft worker; with early_exit the target's own, with prompt_lookup any with its vocabulary.
         store: URL of the session store; empty starts an embedded one.
-        lookahead: longest block of requests that do not choose; above 16 it is the limit for those that do.
+        lookahead: longest block of requests that do not choose; above 16 it is the limit for those that do. None lets
+            the orchestrator choose every round's.
         proposers: what the draft worker offers; the first is its default.
         early_exit_layers: layers of the early exit.
         ahead_blocks: blocks that the draft worker drafts ahead; 0 on one machine, where it would take from the target.
@@ -42,7 +43,7 @@ class SystemOptions:
     target: str
     draft: str
     store: str = ""
-    lookahead: int = 4
+    lookahead: int | None = None
     proposers: tuple[str, ...] = ("model",)
     early_exit_layers: int = 0
     ahead_blocks: int = 0
@@ -178,7 +179,7 @@ def _orchestrator(options: SystemOptions, workers: dict[str, str], store: str) -
         "drafts": workers["draft"],
         "tokenizer": options.target,
         "store": store,
-        "lookahead": str(options.lookahead),
+        "lookahead": "" if options.lookahead is None else str(options.lookahead),
         "host": options.host,
         "port": str(options.port),
         "log-level": options.log_level,
@@ -187,4 +188,5 @@ def _orchestrator(options: SystemOptions, workers: dict[str, str], store: str) -
 
 
 def _lookahead_limit(options: SystemOptions) -> dict[str, str | int]:
-    return {"max-lookahead": options.lookahead} if options.lookahead > _MAX_LOOKAHEAD else {}
+    longest = options.lookahead or 0
+    return {"max-lookahead": longest} if longest > _MAX_LOOKAHEAD else {}

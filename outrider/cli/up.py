@@ -30,7 +30,7 @@ def up(
     store: Annotated[
         str, typer.Option(help="Session store, redis://... or memory://; without it one is started.", metavar="URL")
     ] = "",
-    lookahead: Lookahead = 4,
+    lookahead: Lookahead = None,
     proposer: Annotated[
         list[ProposerName] | None, typer.Option(help="What makes the blocks; again for more, the first is the default.")
     ] = None,

@@ -62,7 +62,8 @@ class TokenSequence:
 class SyntheticEngine:
     """An Engine whose logits are a hash-seeded normal draw per (seed, last `order` tokens).
 
-    A pass takes `pass_ms` plus `position_us` for each position, slept with the GIL released, as a device would.
+    A pass takes `pass_ms` plus `item_us` for each segment and `position_us` for each position, slept with the GIL
+    released, as a device would.
     """
 
     def __init__(self, spec: SyntheticSpec, model_id: str = "synthetic:") -> None:
@@ -94,17 +95,30 @@ class SyntheticEngine:
     def forward(self, segments: Sequence[Segment]) -> list[torch.Tensor]:
         """As in Engine.forward: one [rows, vocab_size] float32 tensor per segment."""
         windows = [self._append(segment) for segment in segments]
-        logits = self._rows.lookup(np.concatenate(windows))
-        positions = sum(len(segment.tokens) for segment in segments)
-        seconds = self._spec.pass_ms / 1e3 + positions * self._spec.position_us / 1e6
-        if seconds:
-            time.sleep(seconds)
-        cut = torch.from_numpy(logits)[:, : self._spec.vocab_size]
+        logits = self._rows.lookup(np.concatenate(windows))[:, : self._spec.vocab_size]
+        if self._spec.agree < 1.0:
+            wrong = np.concatenate([self._disagrees(*pair) for pair in zip(segments, windows, strict=True)])
+            logits[wrong] = np.roll(logits[wrong], 1, axis=1)
+        self._sleep(segments)
+        cut = torch.from_numpy(logits)
         return list(torch.split(cut, [segment.rows for segment in segments]))
 
     def pages(self) -> tuple[int, int]:
         """(0, 0): no KV cache."""
         return 0, 0
+
+    def _sleep(self, segments: Sequence[Segment]) -> None:
+        spec, positions = self._spec, sum(len(segment.tokens) for segment in segments)
+        seconds = spec.pass_ms / 1e3 + (len(segments) * spec.item_us + positions * spec.position_us) / 1e6
+        if seconds:
+            time.sleep(seconds)
+
+    def _disagrees(self, segment: Segment, windows: Int32Array) -> npt.NDArray[np.bool_]:
+        """[rows] whether each row, after the last tokens [rows, order], is another than the model's."""
+        tokens = _token_sequence(segment.sequence).tokens
+        ends = np.arange(len(tokens) - segment.rows, len(tokens), dtype=np.int32)
+        places = np.column_stack([np.full(segment.rows, tokens[0], np.int32), ends, windows])
+        return _uniforms(_hash(places, self._spec.noise_seed)) >= self._spec.agree
 
     def _append(self, segment: Segment) -> Int32Array:
         """Appends a segment; returns the contexts of its wanted positions, [rows, order] int32, -1 before the start."""

@@ -18,9 +18,12 @@ class SyntheticSpec:
         noise: standard deviation of what is added to the logits of `seed` under `noise_seed`: a draft that resembles
             its target has the target's seed and some noise.
         noise_seed: seed of that addition.
+        agree: part of the rows that are those of the model itself; in the others every logit is its neighbour's, so
+            that a greedy draft is wrong there. Which ones depends on position, first token and the last `order` tokens.
         context_length: longest sequence, in tokens.
         eos: end-of-sequence token, or -1 for none.
         pass_ms: milliseconds that one forward pass takes.
+        item_us: microseconds on top for each sequence in the pass.
         position_us: microseconds on top for each position.
         load_ms: milliseconds that loading takes.
     """
@@ -32,9 +35,11 @@ class SyntheticSpec:
     scale: float = 1.5
     noise: float = 0.0
     noise_seed: int = 1
+    agree: float = 1.0
     context_length: int = 4096
     eos: int = -1
     pass_ms: float = 0.0
+    item_us: float = 0.0
     position_us: float = 0.0
     load_ms: float = 0.0
 

@@ -117,6 +117,10 @@ class _PlainReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_PlainReas
     """One token is left to generate."""
     PLAIN_REASON_DRAFT_SATURATED: _PlainReason.ValueType  # 11
     """The draft's queue is full."""
+    PLAIN_REASON_NO_GAIN: _PlainReason.ValueType  # 12
+    """A block would not pay at the acceptance, the load and the latencies measured; only where no lookahead was chosen."""
+    PLAIN_REASON_DRAFT_PREFILL: _PlainReason.ValueType  # 13
+    """The draft computes the session's tokens before its first block, or before the first one after a stretch without."""
 
 class PlainReason(_PlainReason, metaclass=_PlainReasonEnumTypeWrapper):
     """Why a round ran without a block."""
@@ -145,6 +149,10 @@ PLAIN_REASON_LAST_TOKEN: PlainReason.ValueType  # 10
 """One token is left to generate."""
 PLAIN_REASON_DRAFT_SATURATED: PlainReason.ValueType  # 11
 """The draft's queue is full."""
+PLAIN_REASON_NO_GAIN: PlainReason.ValueType  # 12
+"""A block would not pay at the acceptance, the load and the latencies measured; only where no lookahead was chosen."""
+PLAIN_REASON_DRAFT_PREFILL: PlainReason.ValueType  # 13
+"""The draft computes the session's tokens before its first block, or before the first one after a stretch without."""
 Global___PlainReason: _TypeAlias = PlainReason  # noqa: Y015
 
 class _FinishReason:
@@ -431,7 +439,9 @@ class Speculation(_message.Message):
     ROW_FORMAT_FIELD_NUMBER: _builtins.int
     LAW_TOP_FIELD_NUMBER: _builtins.int
     lookahead: _builtins.int
-    """Longest block. Range [0, 64]; 0 is plain decoding; unset uses the orchestrator's setting."""
+    """Longest block. Range [0, 64]; 0 is plain decoding; unset uses the orchestrator's setting, which is by default that
+    each round's is chosen by what was measured.
+    """
     acceptance: Global___Acceptance.ValueType
     """The acceptance rule; unset picks `greedy` at temperature 0, `coupled` when the request has a seed, `ratio` otherwise."""
     proposer: _draft_pb2.Proposer.ValueType
@@ -636,6 +646,7 @@ class Round(_message.Message):
     TARGET_PASSES_FIELD_NUMBER: _builtins.int
     DRAFTED_AHEAD_FIELD_NUMBER: _builtins.int
     BLOCK_READY_FIELD_NUMBER: _builtins.int
+    VERIFY_QUEUE_MICROS_FIELD_NUMBER: _builtins.int
     base_length: _builtins.int
     """Committed tokens before the round, prompt included."""
     drafted: _builtins.int
@@ -668,6 +679,10 @@ class Round(_message.Message):
     """
     block_ready: _builtins.bool
     """Whether the block was there when the round began, so that verifying did not wait for it."""
+    verify_queue_micros: _builtins.int
+    """Part of verify_micros in which the item waited for passes of others, in the orchestrator and at the target, in
+    microseconds.
+    """
     def __init__(
         self,
         *,
@@ -685,10 +700,11 @@ class Round(_message.Message):
         target_passes: _builtins.int = ...,
         drafted_ahead: _builtins.int = ...,
         block_ready: _builtins.bool = ...,
+        verify_queue_micros: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["accept_micros", b"accept_micros", "accepted", b"accepted", "base_length", b"base_length", "block_ready", b"block_ready", "commit_micros", b"commit_micros", "draft_forward_micros", b"draft_forward_micros", "draft_wait_micros", b"draft_wait_micros", "drafted", b"drafted", "drafted_ahead", b"drafted_ahead", "plain_reason", b"plain_reason", "target_passes", b"target_passes", "verify_forward_micros", b"verify_forward_micros", "verify_micros", b"verify_micros", "wire_bytes", b"wire_bytes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["accept_micros", b"accept_micros", "accepted", b"accepted", "base_length", b"base_length", "block_ready", b"block_ready", "commit_micros", b"commit_micros", "draft_forward_micros", b"draft_forward_micros", "draft_wait_micros", b"draft_wait_micros", "drafted", b"drafted", "drafted_ahead", b"drafted_ahead", "plain_reason", b"plain_reason", "target_passes", b"target_passes", "verify_forward_micros", b"verify_forward_micros", "verify_micros", b"verify_micros", "verify_queue_micros", b"verify_queue_micros", "wire_bytes", b"wire_bytes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -915,7 +931,7 @@ class OrchestratorServiceGetInfoResponse(_message.Message):
     max_lookahead: _builtins.int
     """Longest block that a request may ask for."""
     default_lookahead: _builtins.int
-    """Lookahead of requests that do not choose one."""
+    """Lookahead of requests that do not choose one; unset when each round's is chosen by what was measured."""
     running_sessions: _builtins.int
     """Running Generate calls."""
     @_builtins.property
@@ -932,15 +948,17 @@ class OrchestratorServiceGetInfoResponse(_message.Message):
         version: _builtins.str = ...,
         target: _types_pb2.ModelInfo | None = ...,
         max_lookahead: _builtins.int = ...,
-        default_lookahead: _builtins.int = ...,
+        default_lookahead: _builtins.int | None = ...,
         workers: _abc.Iterable[Global___WorkerStatus] | None = ...,
         running_sessions: _builtins.int = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["target", b"target"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_default_lookahead", b"_default_lookahead", "default_lookahead", b"default_lookahead", "target", b"target"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["default_lookahead", b"default_lookahead", "max_lookahead", b"max_lookahead", "running_sessions", b"running_sessions", "target", b"target", "version", b"version", "workers", b"workers"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_default_lookahead", b"_default_lookahead", "default_lookahead", b"default_lookahead", "max_lookahead", b"max_lookahead", "running_sessions", b"running_sessions", "target", b"target", "version", b"version", "workers", b"workers"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__default_lookahead: _TypeAlias = _typing.Literal["default_lookahead"]  # noqa: Y015
+    _WhichOneofArgType__default_lookahead: _TypeAlias = _typing.Literal["_default_lookahead", b"_default_lookahead"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__default_lookahead) -> _WhichOneofReturnType__default_lookahead | None: ...
 
 Global___OrchestratorServiceGetInfoResponse: _TypeAlias = OrchestratorServiceGetInfoResponse  # noqa: Y015
 

@@ -117,11 +117,11 @@ async def start_orchestrator(
 
     Args:
         expect: (targets, drafts) to wait for; all of them by default.
-        settings: fields of OrchestratorConfig.
+        settings: fields of OrchestratorConfig; lookahead is 4 unless told otherwise, so that rounds can be counted.
     """
     torch.set_num_threads(1)
     config = OrchestratorConfig(
-        targets=",".join(targets), drafts=",".join(drafts), tokenizer=tokenizer, port=0, **settings
+        targets=",".join(targets), drafts=",".join(drafts), tokenizer=tokenizer, port=0, **{"lookahead": 4, **settings}
     )
     store = store or open_store("memory://", config.session_ttl)
     core = Orchestrator(config, load_tokenizer(tokenizer), store, metrics or Metrics())

@@ -61,3 +61,12 @@ async def test_drafting_ahead(goal: str, code: int) -> None:
     rows = [line.split(" | ") for line in output.splitlines() if line.startswith("| 5 ms")]
     assert [row[1] for row in rows] == ["ratio", "coupled"]
     assert any(row[5] != "0%" for row in rows), "nothing that was drafted ahead was of use"
+
+
+# How fast a cell is is the machine's affair: no real limit here.
+@pytest.mark.parametrize(("flags", "code"), [(("--limit", "0"), 0), (("--limit", "1000"), 1)])
+async def test_lookahead_cells(flags: tuple[str, ...], code: int) -> None:
+    ended, output = await bench("lookahead_cells", *flags)
+    assert ended == code, output
+    assert ("MISSED: 2 clients, acceptance 0.9" in output) == bool(code)
+    assert output.splitlines()[-1].startswith("least ratio to the best fixed lookahead: ")

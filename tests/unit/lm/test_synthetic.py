@@ -56,6 +56,36 @@ def test_seed_and_noise_make_other_models() -> None:
     assert not torch.equal(near, logits(SyntheticSpec(seed=3, noise=0.1, noise_seed=2)))
 
 
+@pytest.mark.parametrize("agree", [0.0, 0.3, 0.9])
+def test_a_draft_agrees_as_often_as_it_is_told(agree: float) -> None:
+    tokens = np.random.default_rng(1).integers(0, 50, 20_000).astype(np.int32)
+    own, scripted = (logits(SyntheticSpec(vocab_size=50, agree=share), tokens) for share in (1.0, agree))
+    right = (own == scripted).all(dim=1)
+    assert float(right.float().mean()) == pytest.approx(agree, abs=0.012)
+    wrong = ~right
+    assert torch.equal(own[wrong].roll(1, dims=1), scripted[wrong])
+    # No position knows of the one before it.
+    both = (right[1:] & right[:-1]).float().mean()
+    assert float(both) == pytest.approx(agree**2, abs=0.015)
+
+
+def test_agreement_does_not_depend_on_how_the_tokens_come() -> None:
+    spec = SyntheticSpec(agree=0.5)
+    engine = SyntheticEngine(spec)
+    sequence, rows = engine.open(TOKENS), []
+    for start, stop in ((0, 1), (1, 4), (4, 9)):
+        rows += engine.forward([Segment(sequence, TOKENS[start:stop], stop - start)])
+    assert torch.equal(torch.cat(rows), logits(spec))
+
+
+def test_a_pass_takes_as_long_as_it_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    slept: list[float] = []
+    monkeypatch.setattr("outrider.lm.synthetic.time.sleep", slept.append)
+    engine = SyntheticEngine(SyntheticSpec(pass_ms=3, item_us=100, position_us=10))
+    engine.forward([Segment(engine.open(TOKENS), TOKENS, 1), Segment(engine.open(TOKENS), TOKENS[:3], 0)])
+    assert slept == [0.0, pytest.approx(0.003 + 0.0002 + 0.00012)]
+
+
 def test_logits_are_standard_normal_times_scale() -> None:
     rows = logits(SyntheticSpec(vocab_size=50_000, order=1, scale=2.0))
     assert float(rows.mean()) == pytest.approx(0.0, abs=0.02)

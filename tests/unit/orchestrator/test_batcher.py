@@ -215,3 +215,47 @@ async def test_close_ends_waiting_items() -> None:
     await batcher.close()
     outcomes = await asyncio.gather(*tasks, return_exceptions=True)
     assert all(isinstance(outcome, OutriderError) for outcome in outcomes)
+
+
+async def test_a_call_is_held_for_those_who_were_answered_together() -> None:
+    worker = Worker()
+    batcher = Batcher(worker.send, hold=lambda: DEADLINE)
+    first = [asyncio.create_task(batcher.verify(item(name))) for name in "ab"]
+    await worker.wait_for_calls(1)
+    worker.gates[0].set()
+    await asyncio.gather(*first)
+    back = asyncio.create_task(batcher.verify(item("a")))
+    await settle()
+    assert len(worker.calls) == 1
+    late = asyncio.create_task(batcher.verify(item("b")))
+    await worker.wait_for_calls(2)
+    assert worker.calls[1] == ["a", "b"]
+    # While they are held for, the worker gets one call at a time.
+    new = asyncio.create_task(batcher.verify(item("c")))
+    await settle()
+    assert len(worker.calls) == 2
+    worker.gates[1].set()
+    await asyncio.gather(back, late)
+    await settle()
+    assert len(worker.calls) == 2
+    for name in "ab":
+        batcher.away(name)
+    await worker.wait_for_calls(3)
+    assert worker.calls[2] == ["c"]
+    worker.gates[2].set()
+    await new
+    await batcher.close()
+
+
+async def test_a_call_is_held_no_longer_than_told() -> None:
+    worker = Worker()
+    batcher = Batcher(worker.send, hold=lambda: 0.05)
+    first = [asyncio.create_task(batcher.verify(item(name))) for name in "ab"]
+    await worker.wait_for_calls(1)
+    worker.gates[0].set()
+    await asyncio.gather(*first)
+    back = asyncio.create_task(batcher.verify(item("a")))
+    await worker.wait_for_calls(2)
+    worker.gates[1].set()
+    assert (await back).timing.queue_micros >= 30_000
+    await batcher.close()

@@ -1,0 +1,219 @@
+"""Lookahead control: each round's block length by goodput, expected tokens over measured time.
+
+Sessions of a target share its passes, and whoever shares a pass waits for the slowest draft. So they have a common
+length: the one with the largest goodput if all drafted so far, 0 included. Below it a session's own length is a matter
+of the target's positions alone: a token is worth verifying when it is likelier to be kept than what the time of its
+position gives elsewhere, so that a pass is spent on the likeliest tokens of all its sessions. A session with blocks
+much better than the others' may go beyond the common length on its own account, and nobody waits for it.
+
+From length 0 a rare probe, whose cost is measured and bounded, finds out whether blocks would pay.
+
+What is chosen depends on committed rounds and on measured time, never on the tokens of the block or their noise.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from orchestrator.costs import DraftCosts, Mean, RoundCost, TargetCosts
+from orchestrator.survival import POSITIONS, Survival, expected_tokens
+
+# Blocks of a draft of which nothing is known are at most so long, and of every length up to it.
+YOUNG_LOOKAHEAD = 4
+PROBE_LOOKAHEAD = 2
+# Part of the time of plain rounds that probes may cost.
+PROBE_SHARE = 0.01
+# After so many probes in a row without a token, each session's are as many times rarer and one.
+_VAIN_PROBES = 3
+# One probe at a time for so many sessions of a target.
+_SESSIONS_PER_PROBE = 16
+# By which part another common length must be better, and a length beyond it, to be taken.
+_BETTER, _BETTER_ALONE = 0.02, 0.1
+# Rounds of each session after which the correction of the model for a length forgets, and goes when it is not in use.
+_COMPARED, _COMPARED_LONG_AGO = 8.0, 512.0
+# Probes after which their mean cost forgets.
+_PROBES = 8.0
+# Blocks after which the pool's acceptance forgets.
+_POOL_MEMORY = 256.0
+
+
+@dataclass
+class DraftHistory:
+    """What the sessions of one kind of proposer of one draft worker, judged by one rule, learn together.
+
+    Attributes:
+        common: the length that suits all of them.
+        goodput: tokens in a second of one session that are expected of it.
+        slower: by length, how many times as long rounds took as was expected.
+        probing: how many of them probe.
+        probe_seconds: what a probe adds to a round.
+    """
+
+    costs: DraftCosts = field(default_factory=DraftCosts)
+    survival: Survival = field(default_factory=lambda: Survival(memory=_POOL_MEMORY, weight=4.0))
+    common: int = 0
+    goodput: float = 0.0
+    slower: list[float] = field(default_factory=lambda: [1.0] * (POSITIONS + 1))
+    probing: int = 0
+    _settled_at: tuple[int, int] = (-1, -1)
+    probe_seconds: Mean = field(default_factory=Mean)
+
+    def settle(self, target: TargetCosts, survival: Survival, longest: int) -> int:
+        """The common length at present, for blocks that survive like these; once a pass of the target is enough."""
+        if target.sessions > 1 and self._settled_at == (target.passes, longest):
+            return min(self.common, longest)
+        self._settled_at = target.passes, longest
+        tokens = expected_tokens(survival.rates(longest))
+        waits = [self.costs.wait(k, target.sessions - 1) for k in range(longest + 1)]
+        goodput = [tokens[k] / (target.cycle(waits[k], k) * self.slower[k]) for k in range(longest + 1)]
+        best = max(range(longest + 1), key=goodput.__getitem__)
+        if goodput[best] > (1.0 + _BETTER) * goodput[min(self.common, longest)]:
+            self.common = best
+        self.goodput = goodput[min(self.common, longest)]
+        return min(self.common, longest)
+
+    def compare(self, target: TargetCosts, seconds: float) -> None:
+        """A round with a block of the common length took so long: the model is corrected for this length, and slowly
+        forgets what it was told of others."""
+        expected = target.cycle(self.costs.wait(self.common, target.sessions - 1), self.common)
+        for length, slower in enumerate(self.slower):
+            at = length == self.common
+            seen = min(max(seconds / expected, 0.5), 2.0) if at else 1.0
+            self.slower[length] += (seen - slower) / (target.sessions * (_COMPARED if at else _COMPARED_LONG_AGO))
+
+
+class SessionLookahead:
+    """The lookahead of one session.
+
+    Args:
+        longest: most tokens of a block.
+        costs: of the target that the session is bound to; None while there is none.
+        adaptive: whether the length is chosen; otherwise every block is as long as it may be.
+
+    Attributes:
+        alone: whether the block that was chosen last takes longer than the common one.
+        probing: whether it is a probe.
+    """
+
+    def __init__(self, longest: int, costs: Callable[[], TargetCosts | None], *, adaptive: bool = True) -> None:
+        self._longest, self._costs, self._adaptive = longest, costs, adaptive
+        self._draft: DraftHistory | None = None
+        self._survival = Survival()
+        self._on = False
+        self._credit = 0.0
+        self._vain = 0
+        self._plain = Mean()
+        self._asked = 0
+        self._others = 0
+        self.alone = self.probing = False
+
+    def begins(self, draft: DraftHistory) -> bool:
+        """Whether a new session would be given blocks."""
+        self._bind(draft)
+        return not self._adaptive or self._best(draft, self._longest) > 0
+
+    def choose(self, draft: DraftHistory, room: int) -> int:
+        """The length of the next block; at most `room`, which is more than 0."""
+        self._bind(draft)
+        limit = min(self._longest, room)
+        best = self._best(draft, limit) if self._adaptive else limit
+        self._turn(best > 0)
+        if not best and self._may_probe(draft):
+            best = min(PROBE_LOOKAHEAD, limit)
+        self._asked, self._others = best, draft.costs.speculating - self._on
+        return best
+
+    def withheld(self) -> None:
+        """The block that was chosen was not asked for after all."""
+        self._asked = 0
+
+    def learn(self, cost: RoundCost, accepted: int) -> None:
+        """What came of the round."""
+        target, draft, asked = self._costs(), self._draft, self._asked
+        if target is None:
+            return
+        target.observe_round(cost)
+        if draft is None:
+            return
+        if asked == draft.common and target.known and not draft.costs.young:
+            draft.compare(target, cost.seconds)
+        if asked:
+            draft.costs.observe(asked, self._others, cost.draft_wait)
+            draft.survival.observe(asked, accepted)
+            self._survival.observe(asked, accepted)
+        elif not self._on:
+            self._plain.observe(cost.seconds, _PROBES)
+            earned = PROBE_SHARE * cost.seconds / (1 + self._vain)
+            self._credit = min(self._credit + earned, 2.0 * max(cost.seconds, draft.probe_seconds.value))
+        if self.probing and asked:
+            self._probed(target, draft, cost, accepted)
+        self._asked = 0
+
+    def close(self) -> None:
+        """The session ended or has no draft any more. Idempotent."""
+        if self._draft is not None:
+            self._turn(False)
+            self._draft.probing -= self.probing
+        self._draft, self.probing = None, False
+
+    def _bind(self, draft: DraftHistory) -> None:
+        if draft is not self._draft:
+            self.close()
+            self._draft, self._survival = draft, Survival(draft.survival)
+
+    def _turn(self, on: bool) -> None:
+        if self._draft is not None and on != self._on:
+            self._draft.costs.speculating += 1 if on else -1
+            self._on = on
+
+    def _best(self, draft: DraftHistory, limit: int) -> int:
+        target = self._costs()
+        self.alone = False
+        if not limit:
+            return 0
+        if draft.costs.young or target is None or not target.known:
+            return 1 + draft.costs.asked % min(YOUNG_LOOKAHEAD, limit)
+        if target.sessions == 1:
+            return draft.settle(target, self._survival, limit)
+        common = draft.settle(target, draft.survival, self._longest)
+        if not common and self._survival.rates(1)[0] < draft.survival.rates(1)[0] + _BETTER_ALONE:
+            return 0
+        tokens = expected_tokens(self._survival.rates(limit))
+        # Sessions that waste their time must not make it cheap.
+        worth = max(target.goodput, draft.goodput)
+        price = worth * target.position_seconds * target.sessions
+        gains = [tokens[k] - price * k for k in range(limit + 1)]
+        best = max(range(min(common, limit) + 1), key=gains.__getitem__)
+        beyond = [gain - worth * self._extra(target, draft, k) for k, gain in enumerate(gains)]
+        farthest = max(range(limit + 1), key=beyond.__getitem__)
+        if farthest > common and beyond[farthest] > (1.0 + _BETTER_ALONE) * gains[best]:
+            self.alone = True
+            return farthest
+        return best
+
+    def _extra(self, target: TargetCosts, draft: DraftHistory, lookahead: int) -> float:
+        """Seconds by which a round is longer with a block for which nobody waits."""
+        wait = draft.costs.wait(lookahead, draft.costs.speculating - self._on)
+        common = draft.costs.wait(draft.common, target.sessions - 1)
+        return target.apart(wait, draft.common) - target.cycle(common, draft.common)
+
+    def _may_probe(self, draft: DraftHistory) -> bool:
+        """Whether the next block is a probe; a probe that could not be asked for stays one."""
+        target = self._costs()
+        if self.probing or target is None:
+            return self.probing
+        cost = draft.probe_seconds.value or target.round_seconds
+        if self._credit < cost or draft.probing > target.sessions // _SESSIONS_PER_PROBE:
+            return False
+        self.probing = True
+        draft.probing += 1
+        return True
+
+    def _probed(self, target: TargetCosts, draft: DraftHistory, cost: RoundCost, accepted: int) -> None:
+        """Pays for a probe: what it took longer than plain rounds and held up others, less the worth of its tokens."""
+        self.probing = False
+        draft.probing -= 1
+        others = (target.sessions - 1) * self._asked * target.position_seconds
+        extra = max(0.0, cost.seconds - self._plain.value) + others
+        self._vain = 0 if accepted else min(self._vain + 1, _VAIN_PROBES)
+        draft.probe_seconds.observe(extra, _PROBES)
+        self._credit -= max(0.0, extra - accepted / target.goodput)

@@ -1,0 +1,61 @@
+"""Survival by position: what is observed, what is believed where nothing was."""
+
+import random
+
+import pytest
+
+from orchestrator.survival import Survival, expected_tokens
+
+
+def observed(survival: Survival, rates: list[float], rounds: int, asked: int, seed: int = 1) -> Survival:
+    dice = random.Random(seed)
+    for _ in range(rounds):
+        accepted = 0
+        while accepted < asked and dice.random() < rates[accepted]:
+            accepted += 1
+        survival.observe(asked, accepted)
+    return survival
+
+
+def test_rates_are_those_of_each_position_given_the_ones_before() -> None:
+    rates = [0.9, 0.5, 0.8, 0.2]
+    pool = observed(Survival(memory=1e6, weight=4.0), rates, 20_000, 4)
+    assert pool.rates(4) == pytest.approx(rates, abs=0.02)
+
+
+def test_expected_tokens_are_the_sum_of_what_survives() -> None:
+    assert expected_tokens([0.5, 0.5, 0.0]) == [1.0, 1.5, 1.75, 1.75]
+    alpha, longest = 0.7, 5
+    closed = (1 - alpha ** (longest + 1)) / (1 - alpha)
+    assert expected_tokens([alpha] * longest)[longest] == pytest.approx(closed)
+
+
+def test_a_young_session_is_the_pool_and_an_old_one_itself() -> None:
+    pool = observed(Survival(memory=256, weight=4.0), [0.3] * 8, 1000, 4)
+    session = Survival(pool)
+    assert session.rates(4) == pytest.approx(pool.rates(4), abs=0.03)
+    observed(session, [0.9] * 8, 3, 4)
+    assert pool.rates(1)[0] < session.rates(1)[0] < 0.7
+    observed(session, [0.9] * 8, 300, 4)
+    assert session.rates(4) == pytest.approx([0.9] * 4, abs=0.2)
+
+
+def test_a_session_that_is_better_is_believed_to_be_so_beyond_what_it_tried() -> None:
+    pool = observed(Survival(memory=256, weight=4.0), [0.3] * 8, 1000, 8)
+    session = observed(Survival(pool), [0.9] * 8, 300, 1)
+    assert session.rates(3)[2] > 0.36
+    worse = observed(Survival(pool), [0.02] * 8, 300, 1)
+    assert worse.rates(3)[2] < 0.27
+
+
+def test_what_was_is_forgotten() -> None:
+    pool = observed(Survival(memory=50, weight=4.0), [0.9] * 4, 500, 4)
+    observed(pool, [0.0] * 4, 250, 4)
+    assert pool.rates(1)[0] < 0.05
+
+
+def test_a_block_that_did_not_come_counts_as_rejected() -> None:
+    survival = Survival(memory=100, weight=4.0)
+    for _ in range(50):
+        survival.observe(4, 0)
+    assert survival.rates(1)[0] < 0.05
