@@ -19,6 +19,8 @@ _STEADY = 1.05
 _SHORTEST_PASS = 1e-5
 # A round that takes so many times as long as others was stalled, unless the next one does as well.
 _STALLED = 8.0
+# Blocks of many sessions tell much the same: one in (1 + sessions / so many) is fitted.
+_BLOCKS_PER_FIT = 8
 # Parts by which the time between two passes of a session varies.
 _JITTER = 0.1
 
@@ -195,6 +197,7 @@ class DraftCosts:
 
     def __init__(self) -> None:
         self._wait = LinearFit((1.0, 4.0, 64.0))
+        self._blocks = 0
         self.speculating = 0
 
     @property
@@ -209,7 +212,9 @@ class DraftCosts:
 
     def observe(self, lookahead: int, others: int, wait: float) -> None:
         """A round waited so long for its block."""
-        self._wait.observe((1.0, lookahead, lookahead * others), wait)
+        self._blocks += 1
+        if self.young or self._blocks % (1 + others // _BLOCKS_PER_FIT) == 0:
+            self._wait.observe((1.0, lookahead, lookahead * others), wait)
 
     def wait(self, lookahead: int, others: int) -> float:
         """How long a round would wait for a block."""

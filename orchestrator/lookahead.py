@@ -15,7 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from orchestrator.costs import DraftCosts, Mean, RoundCost, TargetCosts
-from orchestrator.survival import POSITIONS, Survival, expected_tokens
+from orchestrator.survival import POSITIONS, SessionSurvival, Survival, expected_tokens
 
 # Blocks of a draft of which nothing is known are at most so long, and of every length up to it.
 YOUNG_LOOKAHEAD = 4
@@ -32,8 +32,6 @@ _BETTER, _BETTER_ALONE = 0.02, 0.1
 _COMPARED, _COMPARED_LONG_AGO = 8.0, 512.0
 # Probes after which their mean cost forgets.
 _PROBES = 8.0
-# Blocks after which the pool's acceptance forgets.
-_POOL_MEMORY = 256.0
 
 
 @dataclass
@@ -43,21 +41,23 @@ class DraftHistory:
     Attributes:
         common: the length that suits all of them.
         goodput: tokens in a second of one session that are expected of it.
+        extra: by length, seconds by which a round is longer with a block for which nobody waits.
         slower: by length, how many times as long rounds took as was expected.
         probing: how many of them probe.
         probe_seconds: what a probe adds to a round.
     """
 
     costs: DraftCosts = field(default_factory=DraftCosts)
-    survival: Survival = field(default_factory=lambda: Survival(memory=_POOL_MEMORY, weight=4.0))
+    survival: Survival = field(default_factory=Survival)
     common: int = 0
     goodput: float = 0.0
+    extra: list[float] = field(default_factory=list)
     slower: list[float] = field(default_factory=lambda: [1.0] * (POSITIONS + 1))
     probing: int = 0
     _settled_at: tuple[int, int] = (-1, -1)
     probe_seconds: Mean = field(default_factory=Mean)
 
-    def settle(self, target: TargetCosts, survival: Survival, longest: int) -> int:
+    def settle(self, target: TargetCosts, survival: Survival | SessionSurvival, longest: int) -> int:
         """The common length at present, for blocks that survive like these; once a pass of the target is enough."""
         if target.sessions > 1 and self._settled_at == (target.passes, longest):
             return min(self.common, longest)
@@ -68,8 +68,12 @@ class DraftHistory:
         best = max(range(longest + 1), key=goodput.__getitem__)
         if goodput[best] > (1.0 + _BETTER) * goodput[min(self.common, longest)]:
             self.common = best
-        self.goodput = goodput[min(self.common, longest)]
-        return min(self.common, longest)
+        common = min(self.common, longest)
+        self.goodput = goodput[common]
+        if target.sessions > 1:
+            cycle = target.cycle(waits[common], common)
+            self.extra = [target.apart(wait, common) - cycle for wait in waits]
+        return common
 
     def compare(self, target: TargetCosts, seconds: float) -> None:
         """A round with a block of the common length took so long: the model is corrected for this length, and slowly
@@ -97,7 +101,6 @@ class SessionLookahead:
     def __init__(self, longest: int, costs: Callable[[], TargetCosts | None], *, adaptive: bool = True) -> None:
         self._longest, self._costs, self._adaptive = longest, costs, adaptive
         self._draft: DraftHistory | None = None
-        self._survival = Survival()
         self._on = False
         self._credit = 0.0
         self._vain = 0
@@ -158,7 +161,7 @@ class SessionLookahead:
     def _bind(self, draft: DraftHistory) -> None:
         if draft is not self._draft:
             self.close()
-            self._draft, self._survival = draft, Survival(draft.survival)
+            self._draft, self._survival = draft, SessionSurvival(draft.survival)
 
     def _turn(self, on: bool) -> None:
         if self._draft is not None and on != self._on:
@@ -183,18 +186,12 @@ class SessionLookahead:
         price = worth * target.position_seconds * target.sessions
         gains = [tokens[k] - price * k for k in range(limit + 1)]
         best = max(range(min(common, limit) + 1), key=gains.__getitem__)
-        beyond = [gain - worth * self._extra(target, draft, k) for k, gain in enumerate(gains)]
-        farthest = max(range(limit + 1), key=beyond.__getitem__)
+        beyond = [gain - worth * extra for gain, extra in zip(gains, draft.extra, strict=False)]
+        farthest = max(range(len(beyond)), key=beyond.__getitem__)
         if farthest > common and beyond[farthest] > (1.0 + _BETTER_ALONE) * gains[best]:
             self.alone = True
             return farthest
         return best
-
-    def _extra(self, target: TargetCosts, draft: DraftHistory, lookahead: int) -> float:
-        """Seconds by which a round is longer with a block for which nobody waits."""
-        wait = draft.costs.wait(lookahead, draft.costs.speculating - self._on)
-        common = draft.costs.wait(draft.common, target.sessions - 1)
-        return target.apart(wait, draft.common) - target.cycle(common, draft.common)
 
     def _may_probe(self, draft: DraftHistory) -> bool:
         """Whether the next block is a probe; a probe that could not be asked for stays one."""

@@ -9,17 +9,17 @@ _FIRST_GUESS, _GUESS_WEIGHT = 0.7, 2.0
 
 
 class Survival:
-    """Acceptance by position, given that the positions before were accepted; old rounds fade.
+    """Acceptance of all sessions that share a draft: by position, given that the positions before were accepted.
+
+    The first position is shrunk to a guess and every further one to the one before it; old blocks fade.
 
     Args:
-        pool: what a young session is shrunk to; None for the pool itself, whose first position is shrunk to a guess and
-            every further one to the one before it.
-        memory: rounds after which an observation weighs 1/e.
+        memory: blocks after which an observation weighs 1/e.
         weight: observations that the belief before any weighs.
     """
 
-    def __init__(self, pool: "Survival | None" = None, *, memory: float = 32.0, weight: float = 8.0) -> None:
-        self._pool, self._weight = pool, weight
+    def __init__(self, *, memory: float = 256.0, weight: float = 4.0) -> None:
+        self._weight = weight
         self._keep = math.exp(-1.0 / memory)
         self._reached = [0.0] * POSITIONS
         self._kept = [0.0] * POSITIONS
@@ -32,22 +32,41 @@ class Survival:
 
     def rates(self, count: int) -> list[float]:
         """Acceptance of the first `count` positions, each given the ones before it."""
-        pool = self._pool.rates(count) if self._pool is not None else None
         rates: list[float] = []
+        believed, weight = _FIRST_GUESS, _GUESS_WEIGHT
         for position in range(count):
-            believed, weight = self._believed(rates, pool)
-            rates.append((self._kept[position] + weight * believed) / (self._reached[position] + weight))
+            believed = (self._kept[position] + weight * believed) / (self._reached[position] + weight)
+            weight = self._weight
+            rates.append(believed)
         return rates
 
-    def _believed(self, rates: list[float], pool: list[float] | None) -> tuple[float, float]:
-        """What is believed of the next position, and the observations that this weighs."""
-        position = len(rates)
-        if pool is None:
-            return (rates[-1], self._weight) if rates else (_FIRST_GUESS, _GUESS_WEIGHT)
-        if not rates:
-            return pool[0], self._weight
-        # Half of what the pool has there, half of what the session has one position before.
-        return 0.5 * (pool[position] + rates[-1]), self._weight
+
+class SessionSurvival:
+    """Acceptance of one session: the pool's, with the risk of a rejection so many times as high at every position.
+
+    That factor is believed to be 1 before anything was seen (gamma prior, Poisson rejections): one number for all
+    positions, because a session's few rejections tell no more.
+
+    Args:
+        memory: blocks after which an observation weighs 1/e.
+        weight: rejections that the belief before any weighs.
+    """
+
+    def __init__(self, pool: Survival, *, memory: float = 64.0, weight: float = 4.0) -> None:
+        self._pool, self._weight = pool, weight
+        self._keep = math.exp(-1.0 / memory)
+        self._rejected = self._expected = 0.0
+
+    def observe(self, asked: int, accepted: int) -> None:
+        """As in Survival."""
+        reached = min(accepted + 1, asked)
+        self._expected = self._keep * self._expected + sum(1.0 - rate for rate in self._pool.rates(reached))
+        self._rejected = self._keep * self._rejected + (accepted < asked)
+
+    def rates(self, count: int) -> list[float]:
+        """As in Survival."""
+        factor = (self._rejected + self._weight) / (self._expected + self._weight)
+        return [max(0.0, 1.0 - factor * (1.0 - rate)) for rate in self._pool.rates(count)]
 
 
 def expected_tokens(rates: list[float]) -> list[float]:

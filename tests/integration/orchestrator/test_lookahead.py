@@ -92,8 +92,8 @@ def slow(**settings: object) -> SyntheticEngine:
 
 
 async def test_f2_where_blocks_do_not_pay_nothing_is_sent_but_probes_and_rounds_say_why() -> None:
-    """A draft that is always wrong and slow."""
-    target, draft = slow(pass_ms=4), slow(pass_ms=4, agree=0.0)
+    """A draft that is always wrong, and so slow that no plain round looks as long, whatever the machine does."""
+    target, draft = slow(pass_ms=4), slow(pass_ms=25, agree=0.0)
     async with start_system(target, draft, lookahead="auto") as system:
         for _ in range(4):
             learned = await system.generate(ask(max_tokens=60, temperature=0.0))

@@ -1,13 +1,16 @@
 """Survival by position: what is observed, what is believed where nothing was."""
 
 import random
+from typing import TypeVar
 
 import pytest
 
-from orchestrator.survival import Survival, expected_tokens
+from orchestrator.survival import SessionSurvival, Survival, expected_tokens
+
+Kind = TypeVar("Kind", Survival, SessionSurvival)
 
 
-def observed(survival: Survival, rates: list[float], rounds: int, asked: int, seed: int = 1) -> Survival:
+def observed(survival: Kind, rates: list[float], rounds: int, asked: int, seed: int = 1) -> Kind:
     dice = random.Random(seed)
     for _ in range(rounds):
         accepted = 0
@@ -30,22 +33,34 @@ def test_expected_tokens_are_the_sum_of_what_survives() -> None:
     assert expected_tokens([alpha] * longest)[longest] == pytest.approx(closed)
 
 
+def session_of(pool: Survival, rate: float, rounds: int, asked: int = 4) -> SessionSurvival:
+    session = SessionSurvival(pool)
+    observed(session, [rate] * 8, rounds, asked)
+    return session
+
+
 def test_a_young_session_is_the_pool_and_an_old_one_itself() -> None:
-    pool = observed(Survival(memory=256, weight=4.0), [0.3] * 8, 1000, 4)
-    session = Survival(pool)
-    assert session.rates(4) == pytest.approx(pool.rates(4), abs=0.03)
-    observed(session, [0.9] * 8, 3, 4)
-    assert pool.rates(1)[0] < session.rates(1)[0] < 0.7
-    observed(session, [0.9] * 8, 300, 4)
-    assert session.rates(4) == pytest.approx([0.9] * 4, abs=0.2)
+    pool = observed(Survival(), [0.3] * 8, 1000, 4)
+    assert SessionSurvival(pool).rates(4) == pytest.approx(pool.rates(4))
+    assert pool.rates(1)[0] < session_of(pool, 0.9, 3).rates(1)[0] < 0.7
+    assert session_of(pool, 0.9, 300).rates(4) == pytest.approx([0.9] * 4, abs=0.1)
+    assert session_of(pool, 0.02, 300).rates(4) == pytest.approx([0.02] * 4, abs=0.1)
+    assert session_of(pool, 0.0, 10_000, asked=1).rates(4)[0] >= 0.0
+
+
+def test_a_session_that_is_like_the_pool_is_taken_for_it() -> None:
+    """Chance in so few rejections must not pass for a difference."""
+    pool = observed(Survival(memory=1e6), [0.9] * 8, 10_000, 8)
+    for seed in range(20):
+        session = SessionSurvival(pool)
+        observed(session, [0.9] * 8, 200, 8, seed)
+        assert session.rates(8) == pytest.approx([0.9] * 8, abs=0.05)
 
 
 def test_a_session_that_is_better_is_believed_to_be_so_beyond_what_it_tried() -> None:
-    pool = observed(Survival(memory=256, weight=4.0), [0.3] * 8, 1000, 8)
-    session = observed(Survival(pool), [0.9] * 8, 300, 1)
-    assert session.rates(3)[2] > 0.36
-    worse = observed(Survival(pool), [0.02] * 8, 300, 1)
-    assert worse.rates(3)[2] < 0.27
+    pool = observed(Survival(), [0.3] * 8, 1000, 8)
+    assert session_of(pool, 0.9, 300, asked=1).rates(3)[2] > 0.8
+    assert session_of(pool, 0.02, 300, asked=1).rates(3)[2] < 0.1
 
 
 def test_what_was_is_forgotten() -> None:
