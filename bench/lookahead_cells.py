@@ -41,7 +41,7 @@ CLIENTS, ACCEPTANCES = (1, 4, 16, 64), (0.0, 0.3, 0.6, 0.9)
 LOOKAHEADS = (0, 1, 2, 4, 8)
 LONGEST = 16
 TARGET_MS, TARGET_POSITION_US, DRAFT_MS, DRAFT_POSITION_US = 25.0, 400.0, 2.5, 50.0
-SCALES = {1: 2.0, 4: 2.0, 16: 3.0, 64: 5.0}
+SCALES = {1: 1.0, 4: 1.0, 16: 2.0, 64: 4.0}
 # Plain decoding that is better than everything else by this factor leaves no room for blocks.
 CLEARLY = 1.05
 MODEL = f"synthetic:vocab_size={VOCAB},context_length=1000000"
@@ -242,7 +242,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--repeats", type=int, default=2)
     parser.add_argument("--learn", type=float, default=4.0, help="seconds, times the cell's factor, before the cell")
     parser.add_argument("--warm-up", type=float, default=0.5, help="seconds, times the factor, before a leg counts")
-    parser.add_argument("--seconds", type=float, default=2.5, help="seconds of a leg, times the factor")
+    parser.add_argument("--seconds", type=float, default=2.0, help="seconds of a leg, times the factor")
     parser.add_argument("--limit", type=float, default=LIMIT)
     parser.add_argument("--smoke", action="store_true", help="one short cell: shows that this runs")
     options = parser.parse_args(arguments)
