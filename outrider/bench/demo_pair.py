@@ -25,5 +25,5 @@ def demo_system() -> SystemOptions:
 
 
 def demo_drafted(lookahead: int | None) -> Mapping[str, Drafted]:
-    """What suits each kind of prompt; every lookahead is that one where one is given."""
-    return {it.kind: Drafted(lookahead or it.lookahead, it.proposer) for it in PROMPTS}
+    """What suits each kind of prompt; None lets the orchestrator choose the lookahead."""
+    return {it.kind: Drafted(lookahead, it.proposer, fixed=it.lookahead) for it in PROMPTS}

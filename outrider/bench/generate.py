@@ -141,12 +141,12 @@ class Generate:
     def _assistance(self, drafted: Drafted) -> dict[str, Any]:
         """How transformers makes such blocks; empty when it cannot."""
         if drafted.proposer is ProposerName.prompt_lookup:
-            return {"prompt_lookup_num_tokens": drafted.lookahead}
+            return {"prompt_lookup_num_tokens": drafted.length}
         if drafted.proposer is ProposerName.early_exit:
-            return {"assistant_early_exit": self.pair.early_exit_layers, "num_assistant_tokens": drafted.lookahead}
+            return {"assistant_early_exit": self.pair.early_exit_layers, "num_assistant_tokens": drafted.length}
         if drafted.proposer is ProposerName.model and self.draft is not None:
             # Kept at the assistant, not given to generate.
-            self.draft.generation_config.num_assistant_tokens = drafted.lookahead
+            self.draft.generation_config.num_assistant_tokens = drafted.length
             return {"assistant_model": self.draft}
         return {}
 

@@ -93,7 +93,7 @@ class Loop:
         assert drafted.proposer is not None
         draft = self.drafts[drafted.proposer]
         prompt = prompt_ids(self.tokenizer, prompts.prompts[index])
-        return await self.thread.run(lambda: self._generate(index, prompt, draft, drafted.lookahead, max_tokens))
+        return await self.thread.run(lambda: self._generate(index, prompt, draft, drafted.length, max_tokens))
 
     def _generate(self, index: int, prompt: list[int], draft: Engine, lookahead: int, max_tokens: int) -> Sample:
         """The whole algorithm."""

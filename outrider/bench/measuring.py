@@ -70,7 +70,8 @@ def _our_ways(job: Job, channel: grpc.aio.Channel, info: pb.OrchestratorServiceG
     if not any(worker.usable for worker in drafts):
         reasons = "; ".join(worker.reason for worker in drafts) or "the orchestrator has none"
         raise Failure(f"no draft worker is in use: {reasons}")
-    lookahead = info.default_lookahead if job.lookahead is None else job.lookahead
+    default = info.default_lookahead if info.HasField("default_lookahead") else None
+    lookahead = default if job.lookahead is None else job.lookahead
     if lookahead == 0:
         raise Failure("lookahead 0 is plain decoding, which is measured anyway: give --lookahead")
     speculative = Services(
@@ -117,7 +118,8 @@ async def _in_process(job: Job, ours: Services, stack: AsyncExitStack) -> list[W
 def _summarised(group: Sequence[Cell], ours: Services, *, repeatable: bool) -> list[CellReport]:
     """How blocks are made is known of our own way and of those that follow it."""
     drafted = ours.blocks_for(group[0].prompts)
-    return summarised(group, dict.fromkeys((SPECULATIVE, LOOP, ASSISTED), drafted), repeatable=repeatable)
+    ways = {SPECULATIVE: drafted, LOOP: drafted.chosen(), ASSISTED: drafted.chosen()}
+    return summarised(group, ways, repeatable=repeatable)
 
 
 def _served(job: Job, info: pb.OrchestratorServiceGetInfoResponse) -> Served:

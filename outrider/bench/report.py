@@ -92,7 +92,9 @@ class CellReport(_Part):
     concurrency: int = Field(description="requests under way at once")
     way: str = Field(description='"speculative", "plain", "loop", "transformers assisted", "openai URL", ...')
     proposer: str = Field(description="what made the blocks; empty when unknown, or without blocks")
-    lookahead: int = Field(description="longest block; 0 without blocks, or when unknown")
+    lookahead: int | None = Field(
+        description="longest block; 0 without blocks, or when unknown; null: the orchestrator chose each round's"
+    )
     runs: list[RunReport]
     tokens_per_second: Spread
     speed_up: Spread | None = Field(

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import grpc
 
@@ -23,12 +23,23 @@ class Drafted:
     """How blocks are made.
 
     Attributes:
-        lookahead: longest block; 0 is plain decoding.
+        lookahead: longest block; 0 is plain decoding, None lets the orchestrator choose each round's.
         proposer: what makes them; None is the draft worker's default.
+        fixed: longest block of ways that cannot choose, where `lookahead` is None.
     """
 
-    lookahead: int
+    lookahead: int | None
     proposer: ProposerName | None = None
+    fixed: int = 4
+
+    def chosen(self) -> "Drafted":
+        """The same for ways that cannot choose."""
+        return replace(self, lookahead=self.length)
+
+    @property
+    def length(self) -> int:
+        """Longest block of ways that cannot choose."""
+        return self.fixed if self.lookahead is None else self.lookahead
 
 
 @dataclass(frozen=True)
@@ -92,6 +103,6 @@ class Services:
             request.prompt = prompt.prompt
         if self.acceptance is not None:
             request.speculation.acceptance = self.acceptance
-        if drafted.proposer is not None and drafted.lookahead:
+        if drafted.proposer is not None and drafted.lookahead != 0:
             request.speculation.proposer = PROPOSERS[drafted.proposer]
         return request

@@ -35,7 +35,7 @@ def summarised(cells: Sequence[Cell], drafted: dict[str, Drafted], *, repeatable
 
 def _cell_report(cell: Cell, plain: Cell, drafted: Drafted, first: dict[int, tuple[int, ...]]) -> CellReport:
     samples = [sample for run in cell.runs for sample in run.samples]
-    proposer = drafted.proposer.value if drafted.proposer and drafted.lookahead else ""
+    proposer = drafted.proposer.value if drafted.proposer and drafted.lookahead != 0 else ""
     return CellReport(
         prompt_set=cell.prompts.name,
         concurrency=cell.concurrency,
@@ -100,7 +100,7 @@ def _same_tokens(samples: Sequence[Sample], first: dict[int, tuple[int, ...]]) -
     return ratio(sum(sample.ids == first[sample.prompt] for sample in known), len(known))
 
 
-def _rounds(stats: RunStats, lookahead: int) -> Rounds | None:
+def _rounds(stats: RunStats, lookahead: int | None) -> Rounds | None:
     if not stats.rounds:
         return None
     return Rounds(
@@ -131,7 +131,7 @@ def _times(stats: RunStats) -> RoundTimes:
     return RoundTimes(**{name: value * _MS / stats.rounds for name, value in seconds.items()})
 
 
-def _speculation(stats: RunStats, lookahead: int) -> Speculation:
+def _speculation(stats: RunStats, lookahead: int | None) -> Speculation:
     alpha = ratio(stats.accepted, stats.accepted + stats.rejections)
     return Speculation(
         drafted=stats.drafted,
@@ -139,7 +139,7 @@ def _speculation(stats: RunStats, lookahead: int) -> Speculation:
         alpha=alpha,
         kept_at=stats.acceptance_by_position,
         drafted_at=[stats.drafted_at[position] for position in sorted(stats.drafted_at)],
-        closed_form=None if alpha is None else closed_form(alpha, lookahead),
+        closed_form=None if alpha is None or lookahead is None else closed_form(alpha, lookahead),
         closed_form_as_drafted=None if alpha is None else _as_drafted(stats, alpha),
         measured=ratio(stats.accepted + stats.rounds, stats.rounds),
     )

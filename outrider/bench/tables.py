@@ -107,7 +107,7 @@ def _made(title: str, cells: Sequence[CellReport], columns: Sequence[tuple[str, 
 def _speed(report: Report) -> Table:
     columns: list[tuple[str, _Cell]] = [
         ("proposer", lambda cell: cell.proposer or _NONE),
-        ("lookahead", lambda cell: str(cell.lookahead)),
+        ("lookahead", lambda cell: "auto" if cell.lookahead is None else str(cell.lookahead)),
         ("requests", lambda cell: str(sum(run.requests for run in cell.runs))),
         ("tokens", lambda cell: str(sum(run.tokens for run in cell.runs))),
         ("tokens/s (range)", lambda cell: _spread(cell.tokens_per_second)),
@@ -193,7 +193,7 @@ def _plain_rounds(report: Report) -> Table:
     rows = [
         (cell.prompt_set, str(cell.concurrency), cell.way, reason, str(count))
         for cell in report.cells
-        if cell.rounds is not None and cell.lookahead
+        if cell.rounds is not None and cell.lookahead != 0
         for reason, count in cell.rounds.plain.items()
     ]
     heads = (*(head for head, _ in _NAMES), "reason", "rounds")

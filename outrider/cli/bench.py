@@ -23,7 +23,6 @@ from outrider.cli.system import SystemOptions
 
 _NEEDED = ("httpx2", "jinja2", "matplotlib")
 _OPENAI = "openai="
-_LOOKAHEAD = 4
 
 
 def bench(
@@ -98,7 +97,7 @@ def bench(
                 target=target,
                 draft=draft or target,
                 store=store,
-                lookahead=lookahead or _LOOKAHEAD,
+                lookahead=lookahead,
                 proposers=((proposer or ProposerName.model).value,),
                 early_exit_layers=early_exit_layers,
                 dtype=dtype,

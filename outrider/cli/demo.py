@@ -21,7 +21,8 @@ from outrider.cli.weights import fetch
 from outrider.net.channel import connect
 
 _CALL_SECONDS = 120.0
-_WARM_UP_TOKENS = 8
+# The lookahead control tries a new draft's blocks for some rounds before it judges them.
+_WARM_UP_TOKENS = 32
 # An early exit that was not trained for it says little before the last layers: of SmolLM2's 30, the 24th agrees with
 # the target on 3 tokens in 10, the 28th on 5.
 EARLY_EXIT_LAYERS = 28
@@ -30,7 +31,8 @@ EARLY_EXIT_LAYERS = 28
 def demo(
     tokens: Annotated[int, typer.Option(min=1, help="Most tokens of each generation.")] = 96,
     lookahead: Annotated[
-        int | None, typer.Option(min=1, max=LONGEST_LOOKAHEAD, help="Longest block; each prompt's own without it.")
+        int | None,
+        typer.Option(min=1, max=LONGEST_LOOKAHEAD, help="Longest block; without it each round's is chosen by goodput."),
     ] = None,
     early_exit_layers: EarlyExitLayers = EARLY_EXIT_LAYERS,
     runs: Annotated[int, typer.Option(min=1, help="Runs of each prompt, each way.")] = 2,
@@ -49,7 +51,7 @@ def demo(
     options = SystemOptions(
         target=model,
         draft=model,
-        lookahead=lookahead or max(prompt.lookahead for prompt in PROMPTS),
+        lookahead=lookahead,
         proposers=(ProposerName.early_exit.value, ProposerName.prompt_lookup.value),
         early_exit_layers=early_exit_layers,
         dtype=dtype,
@@ -84,7 +86,7 @@ def _require_draft(system: System) -> None:
 
 
 async def _run_all(channel: grpc.aio.Channel, plan: Plan, writer: TokenWriter) -> list[DemoRuns]:
-    kinds = [DemoRuns(prompt, plan.lookahead or prompt.lookahead) for prompt in PROMPTS]
+    kinds = [DemoRuns(prompt, plan.lookahead) for prompt in PROMPTS]
     for each in kinds:
         await _warm_up(channel, each.prompt, plan)
     if explanation := writer.explanation():
@@ -93,20 +95,20 @@ async def _run_all(channel: grpc.aio.Channel, plan: Plan, writer: TokenWriter) -
         if turn == 1:
             print("\n── again, without showing the text", flush=True)
         for index, each in enumerate(kinds):
-            order = (each.lookahead, 0) if (turn + index) % 2 == 0 else (0, each.lookahead)
+            order = (plan.lookahead, 0) if (turn + index) % 2 == 0 else (0, plan.lookahead)
             for lookahead in order:
                 await _run_one(channel, each, lookahead, plan, writer if turn == 0 else None)
     return kinds
 
 
 async def _warm_up(channel: grpc.aio.Channel, prompt: DemoPrompt, plan: Plan) -> None:
-    for lookahead in (prompt.lookahead, 0):
+    for lookahead in (plan.lookahead, 0):
         request = prompt.request(max_tokens=min(_WARM_UP_TOKENS, plan.tokens), lookahead=lookahead)
         await generate(channel, request, seconds=_CALL_SECONDS, on_tokens=lambda tokens: None)
 
 
 async def _run_one(
-    channel: grpc.aio.Channel, runs: DemoRuns, lookahead: int, plan: Plan, writer: TokenWriter | None
+    channel: grpc.aio.Channel, runs: DemoRuns, lookahead: int | None, plan: Plan, writer: TokenWriter | None
 ) -> None:
     """Runs one prompt one way; its text streams in when there is a writer."""
     name = f"{runs.prompt.kind}, {runs.way(lookahead)}"
@@ -117,4 +119,4 @@ async def _run_one(
     result = await generate(channel, request, seconds=_CALL_SECONDS, on_tokens=show)
     speed = f"{number(result.stats.tokens_per_second)} tokens/s"
     print(f"\n   {speed}" if writer else f"   {name:<45} {speed:>16}", flush=True)
-    (runs.speculative if lookahead else runs.plain).append(result)
+    (runs.plain if lookahead == 0 else runs.speculative).append(result)

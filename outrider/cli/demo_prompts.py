@@ -36,7 +36,7 @@ class DemoPrompt:
         kind: its column in the table.
         text: the user's message.
         proposer: what makes its blocks.
-        lookahead: the block length that was fastest for it, as measured on two cores.
+        lookahead: the block length that suits it, for those that cannot choose one each round.
     """
 
     kind: str
@@ -44,8 +44,8 @@ class DemoPrompt:
     proposer: ProposerName
     lookahead: int
 
-    def request(self, *, max_tokens: int, lookahead: int) -> pb.GenerateRequest:
-        """A greedy request; lookahead 0 is the same without speculation."""
+    def request(self, *, max_tokens: int, lookahead: int | None) -> pb.GenerateRequest:
+        """A greedy request; lookahead 0 is the same without speculation, None leaves it to the orchestrator."""
         return pb.GenerateRequest(
             chat=pb.Chat(messages=[pb.ChatMessage(role="user", content=self.text)]),
             sampling=SamplingParams(temperature=0.0),

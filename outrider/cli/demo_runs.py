@@ -20,7 +20,7 @@ class Plan:
 
     Attributes:
         tokens: most tokens of each generation.
-        lookahead: of every prompt; None takes each prompt's own.
+        lookahead: longest block; None lets the orchestrator choose each round's.
         runs: of each prompt, each way.
     """
 
@@ -34,12 +34,14 @@ class DemoRuns:
     """One prompt, speculative and plain, run by run."""
 
     prompt: DemoPrompt
-    lookahead: int
+    lookahead: int | None
     speculative: list[Generation] = field(default_factory=list)
     plain: list[Generation] = field(default_factory=list)
 
-    def way(self, lookahead: int) -> str:
+    def way(self, lookahead: int | None) -> str:
         """The draft and the block length, or "plain"."""
+        if lookahead is None:
+            return self.prompt.proposer.value
         return f"{self.prompt.proposer.value} with lookahead {lookahead}" if lookahead else "plain"
 
     def comparison(self) -> Comparison:

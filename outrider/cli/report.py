@@ -20,14 +20,14 @@ class Comparison:
     Attributes:
         kind: its name.
         speculative, plain: counts of all runs with blocks, and with lookahead 0.
-        draft, lookahead: what made the blocks, and how long they might be.
+        draft, lookahead: what made the blocks, and how long they might be; None: chosen each round.
     """
 
     kind: str
     speculative: RunStats
     plain: RunStats
     draft: str
-    lookahead: int
+    lookahead: int | None
 
 
 def number(value: float | None, digits: int = 1) -> str:
@@ -123,7 +123,10 @@ def comparison_table(comparisons: Sequence[Comparison], *, title: str, caption: 
     for each in comparisons:
         table.add_column(f"{each.kind}\n{each.draft}", justify="right", style="green")
         table.add_column("\nplain", justify="right")
-    table.add_row("lookahead", *(cell for each in comparisons for cell in (str(each.lookahead), "0")))
+    table.add_row(
+        "lookahead",
+        *(cell for each in comparisons for cell in ("auto" if each.lookahead is None else str(each.lookahead), "0")),
+    )
     runs = [run for each in comparisons for run in (each.speculative, each.plain)]
     for label, cell in _rows(max((len(run.drafted_at) for run in runs), default=0)):
         table.add_row(label, *map(cell, runs))
