@@ -16,7 +16,8 @@ class Session:
     Attributes:
         plan: what was asked for.
         epoch: of this owner.
-        tokens: prompt and committed tokens; its length is the base length of the next round.
+        tokens: prompt and committed tokens, during a commit those that it writes as well; its length is the base length
+            of the next round.
         output: which tokens become text.
         grammar: where the output stands in its language; None without one.
         rounds: rounds run.
@@ -56,11 +57,11 @@ class Session:
         message = f"the target's answer after {self.base_length} tokens is outside the grammar"
         raise OutriderError(types_pb2.ERROR_REASON_NO_PROGRESS, message)
 
-    def committed(self, kept: Kept, accepted: int) -> None:
-        """Moves the base length, and asks for the next block while the client still reads this one."""
+    def advance(self, kept: Kept, accepted: int) -> None:
+        """Moves the base length, and asks for the next block. The round's commit may still be under way: it ends the
+        session when it fails."""
         agreed = self.base_length + min(accepted, len(kept.tokens))
         self.tokens.append(kept.tokens)
-        self.rounds += 1
         self.verifying.learned(min(agreed, self.base_length - 1))
         if accepted:
             self.drafting.learned(min(agreed, self.base_length - 1))
