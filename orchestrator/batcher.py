@@ -106,7 +106,7 @@ class Batcher:
     async def _call(self, batch: list[_Waiting]) -> None:
         futures = [future for _, future in batch]
         call = asyncio.ensure_future(self._send([item for item, _ in batch]))  # noqa: RUF006, awaited below
-        abandon = _cancel_when_all_done(futures, call)
+        _cancel_when_all_done(futures, call)
         sessions = [item.session_id for item, _ in batch]
         self._under_way.update(dict.fromkeys(sessions, call))
         try:
@@ -118,8 +118,6 @@ class Batcher:
                 raise
         finally:
             _fail(futures, _abandoned())
-            for future in futures:
-                future.remove_done_callback(abandon)
             for session_id in sessions:
                 if self._under_way.get(session_id) is call:
                     del self._under_way[session_id]
@@ -127,16 +125,18 @@ class Batcher:
 
 def _cancel_when_all_done(
     futures: list["asyncio.Future[VerifyResult]"], call: "asyncio.Future[VerifyResponse]"
-) -> Callable[["asyncio.Future[VerifyResult]"], None]:
+) -> None:
     """Cancels the call when every session that waits for it has gone."""
+    waiting = len(futures)
 
     def on_done(_: "asyncio.Future[VerifyResult]") -> None:
-        if all(future.done() for future in futures):
+        nonlocal waiting
+        waiting -= 1
+        if not waiting:
             call.cancel()
 
     for future in futures:
         future.add_done_callback(on_done)
-    return on_done
 
 
 def _deliver(batch: list[_Waiting], response: VerifyResponse) -> None:
