@@ -12,6 +12,7 @@ waiting for workers (25 ms); memory that the process gains per session (50 kB).
 
 import argparse
 import asyncio
+import os
 import sys
 import tempfile
 import time
@@ -20,23 +21,26 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import grpc
 import numpy as np
 import psutil
+import uvloop
 
-from bench.wire_bytes import service, until_linked
-from outrider.net.channel import CHANNEL_OPTIONS
+from bench.http2 import Connection
+from bench.wire_bytes import announced, service, until_linked
+from outrider.net.channel import connect
 from outrider.v1 import orchestrator_pb2_grpc
 from outrider.v1.orchestrator_pb2 import (
     GenerateRequest,
+    GenerateResponse,
     Round,
     Speculation,
     StopConditions,
     TokenIds,
 )
 
-# Streams of one connection; grpc's servers take about a hundred without queueing.
-STREAMS_PER_CHANNEL = 100
+# grpc's servers take about a hundred without queueing.
+STREAMS_PER_CONNECTION = 100
+GENERATE = "/outrider.v1.OrchestratorService/Generate"
 
 
 @dataclass
@@ -57,40 +61,74 @@ class Load:
             self.own_micros.append(max(0, int(interval * 1e6) - waited))
 
 
-async def stream(stub: orchestrator_pb2_grpc.OrchestratorServiceStub, request: GenerateRequest, load: Load) -> None:
-    """One session after the other, for ever."""
-    while True:
-        last = None
-        async for response in stub.Generate(request):
-            if response.HasField("round"):
-                now = time.perf_counter()
-                if last is not None:
-                    load.add(response.round, len(response.tokens), now - last)
-                last = now
+class Clients:
+    """The sessions of one connection: each begins anew when it has ended.
+
+    Attributes:
+        failed: why there are no more.
+    """
+
+    def __init__(self, address: str, request: GenerateRequest, load: Load) -> None:
+        self._request, self._load = request.SerializeToString(), load
+        self._last: dict[int, float] = {}
+        self._connection = Connection(address, self._message, self._ended)
+        self.failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    async def connect(self, address: str, sessions: int) -> None:
+        """Begins the sessions."""
+        host, _, port = address.rpartition(":")
+        await asyncio.get_running_loop().create_connection(lambda: self._connection, host, int(port))
+        for _ in range(sessions):
+            self._connection.call(GENERATE, self._request)
+
+    def close(self) -> None:
+        """Ends them."""
+        self.failed.cancel()
+        self._connection.close()
+
+    def _message(self, stream: int, data: bytes) -> None:
+        response = GenerateResponse.FromString(data)
+        if not response.HasField("round"):
+            return
+        now = time.perf_counter()
+        if stream in self._last:
+            self._load.add(response.round, len(response.tokens), now - self._last[stream])
+        self._last[stream] = now
+
+    def _ended(self, stream: int) -> None:
+        if self._last.pop(stream, None) is not None:
+            self._connection.call(GENERATE, self._request)
+        elif not self.failed.done():
+            self.failed.set_exception(RuntimeError("a call failed before its first round, or the connection was lost"))
 
 
 @asynccontextmanager
 async def system(options: argparse.Namespace) -> AsyncIterator[tuple[str, int]]:
-    """Address and process id of an orchestrator with its workers and its store."""
+    """Address and process id of an orchestrator with its workers and its store; alone on the first core where there is
+    another."""
     from tests.harness.valkey import valkey_server
 
-    laws = f"vocab_size={options.vocabulary},order=0"
-    target = f"synthetic:{laws},pass_ms={options.verify_ms}"
-    draft = f"synthetic:{laws},pass_ms={options.draft_ms}"
+    cores = sorted(os.sched_getaffinity(0))
+    others = cores[1:] or cores
     async with AsyncExitStack() as stack:
+        os.sched_setaffinity(0, others)
         directory = stack.enter_context(tempfile.TemporaryDirectory())
         store = stack.enter_context(valkey_server(Path(directory))).url
-        room = ("--max-queue-items", str(4 * options.sessions))
-        verifier = await stack.enter_async_context(service("target_service", "--model", target, *room))
-        drafter = await stack.enter_async_context(service("draft_service", "--model", draft, *room))
+        names = ("targets", "drafts", "vocabulary", "verify_ms", "draft_ms")
+        flags = (f"--{name.replace('_', '-')}={getattr(options, name)}" for name in names)
+        workers = await stack.enter_async_context(announced("bench.scripted_workers", *flags))
+        targets, drafts = workers.split("/")
         before = {child.pid for child in psutil.Process().children(recursive=True)}
+        os.sched_setaffinity(0, cores[:1])
         orchestrator = await stack.enter_async_context(
             service(
                 "orchestrator",
-                *("--targets", verifier, "--drafts", drafter, "--tokenizer", target, "--store", store),
+                *("--targets", targets, "--drafts", drafts, "--store", store),
+                *("--tokenizer", f"synthetic:vocab_size={options.vocabulary},order=0"),
                 *("--max-sessions", str(2 * options.sessions), "--draft-timeout", "30"),
             )
         )
+        os.sched_setaffinity(0, others)
         (process,) = (child for child in psutil.Process().children(recursive=True) if child.pid not in before)
         yield orchestrator, process.pid
 
@@ -100,33 +138,29 @@ async def measure(options: argparse.Namespace) -> bool:
     async with AsyncExitStack() as stack:
         address, pid = await stack.enter_async_context(system(options))
         process = psutil.Process(pid)
-        stubs = []
-        for number in range(-(-options.sessions // STREAMS_PER_CHANNEL)):
-            # Channels with equal options would share a connection.
-            channel = grpc.aio.insecure_channel(address, options=[*CHANNEL_OPTIONS, ("outrider.channel", number)])
-            stubs.append(orchestrator_pb2_grpc.OrchestratorServiceStub(await stack.enter_async_context(channel)))
-        await until_linked(stubs[0])
+        async with connect(address) as channel:
+            await until_linked(orchestrator_pb2_grpc.OrchestratorServiceStub(channel))
         request = GenerateRequest(
             token_ids=TokenIds(ids=range(32)),
             stop=StopConditions(max_tokens=options.tokens, ignore_eos=True),
             speculation=Speculation(lookahead=options.lookahead),
         )
         load, idle = Load(), process.memory_info().rss
-        tasks = [asyncio.create_task(stream(stubs[n % len(stubs)], request, load)) for n in range(options.sessions)]
-        try:
-            await asyncio.sleep(options.warm_up)
-            began, cpu = time.perf_counter(), cpu_seconds(process)
-            load.counting = True
-            done, _ = await asyncio.wait(tasks, timeout=options.seconds, return_when=asyncio.FIRST_COMPLETED)
-            load.counting = False
-            wall, cpu = time.perf_counter() - began, cpu_seconds(process) - cpu
-            memory = (process.memory_info().rss - idle) / 1024 / options.sessions
-            for task in done:
-                task.result()
-        finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+        clients = [Clients(address, request, load) for _ in range(-(-options.sessions // STREAMS_PER_CONNECTION))]
+        for number, one in enumerate(clients):
+            stack.callback(one.close)
+            await one.connect(address, len(range(number, options.sessions, len(clients))))
+        await asyncio.sleep(options.warm_up)
+        began, cpu = time.perf_counter(), cpu_seconds(process)
+        load.counting = True
+        done, _ = await asyncio.wait(
+            [one.failed for one in clients], timeout=options.seconds, return_when=asyncio.FIRST_COMPLETED
+        )
+        load.counting = False
+        wall, cpu = time.perf_counter() - began, cpu_seconds(process) - cpu
+        memory = (process.memory_info().rss - idle) / 1024 / options.sessions
+        for failed in done:
+            failed.result()
     return report(options, load, wall, cpu, memory)
 
 
@@ -161,8 +195,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--sessions", type=int, default=1000)
     parser.add_argument("--lookahead", type=int, default=4)
     parser.add_argument("--vocabulary", type=int, default=1000)
-    parser.add_argument("--verify-ms", type=float, default=30.0, help="scripted time of a target pass")
-    parser.add_argument("--draft-ms", type=float, default=5.0, help="scripted time of a draft pass")
+    parser.add_argument("--targets", type=int, default=10, help="target workers")
+    parser.add_argument("--drafts", type=int, default=2, help="draft workers")
+    parser.add_argument("--verify-ms", type=float, default=150.0, help="scripted time of a target pass")
+    parser.add_argument("--draft-ms", type=float, default=8.0, help="scripted time of a draft pass")
     parser.add_argument("--tokens", type=int, default=400, help="of one generation")
     parser.add_argument("--warm-up", type=float, default=10.0, help="seconds before counting")
     parser.add_argument("--seconds", type=float, default=20.0, help="seconds that are counted")
@@ -173,7 +209,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     if options.smoke:
         options.sessions, options.warm_up, options.seconds, options.verify_ms = 4, 0.5, 1.0, 5.0
-    return 0 if asyncio.run(measure(options)) else 1
+        options.targets, options.drafts = 1, 1
+    return 0 if uvloop.run(measure(options)) else 1
 
 
 if __name__ == "__main__":

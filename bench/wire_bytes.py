@@ -15,7 +15,7 @@ import contextlib
 import math
 import sys
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -71,19 +71,24 @@ class Proxy:
         writer.close()
 
 
-@asynccontextmanager
-async def service(module: str, *flags: str) -> AsyncIterator[str]:
+def service(module: str, *flags: str) -> AbstractAsyncContextManager[str]:
     """A service as a process; yields its address."""
-    command = tethered((sys.executable, "-m", module, "--port", "0", "--log-level", "error", *flags))
+    return announced(module, "--port", "0", "--log-level", "error", *flags)
+
+
+@asynccontextmanager
+async def announced(module: str, *flags: str) -> AsyncIterator[str]:
+    """A module that runs as a process; yields what it says that it listens on."""
+    command = tethered((sys.executable, "-m", module, *flags))
     process = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
     assert process.stdout is not None
     try:
         async with asyncio.timeout(START_SECONDS):
             line = (await process.stdout.readline()).decode().strip()
-        announced = LISTENING.match(line)
-        if announced is None:
+        said = LISTENING.match(line)
+        if said is None:
             raise RuntimeError(f"{module} said {line!r}")
-        yield announced[1]
+        yield said[1]
     finally:
         with contextlib.suppress(ProcessLookupError):
             process.terminate()
@@ -207,11 +212,11 @@ async def hops(vocab_size: int, ahead_blocks: int) -> AsyncIterator[Hops]:
 
 
 async def until_linked(stub: orchestrator_pb2_grpc.OrchestratorServiceStub) -> None:
-    """Returns when the orchestrator uses both workers."""
+    """Returns when the orchestrator uses all of its workers."""
     async with asyncio.timeout(START_SECONDS):
         while True:
             info = await stub.GetInfo(OrchestratorServiceGetInfoRequest(), timeout=START_SECONDS)
-            if [worker.usable for worker in info.workers] == [True, True]:
+            if all(worker.usable for worker in info.workers):
                 return
             await asyncio.sleep(0.1)
 

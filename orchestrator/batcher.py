@@ -160,7 +160,7 @@ class Batcher:
         futures = [waiting.future for waiting in batch]
         began = asyncio.get_running_loop().time()
         call = asyncio.ensure_future(self._send([waiting.item for waiting in batch]))
-        abandon = _cancel_when_all_done(futures, call)
+        _cancel_when_all_done(futures, call)
         sessions = [waiting.item.session_id for waiting in batch]
         self._under_way.update(dict.fromkeys(sessions, call))
         try:
@@ -172,8 +172,6 @@ class Batcher:
                 raise
         finally:
             _fail(futures, _abandoned())
-            for future in futures:
-                future.remove_done_callback(abandon)
             for session_id in sessions:
                 if self._under_way.get(session_id) is call:
                     del self._under_way[session_id]
@@ -181,16 +179,18 @@ class Batcher:
 
 def _cancel_when_all_done(
     futures: list["asyncio.Future[VerifyResult]"], call: "asyncio.Future[VerifyResponse]"
-) -> Callable[["asyncio.Future[VerifyResult]"], None]:
+) -> None:
     """Cancels the call when every session that waits for it has gone."""
+    waiting = len(futures)
 
     def on_done(_: "asyncio.Future[VerifyResult]") -> None:
-        if all(future.done() for future in futures):
+        nonlocal waiting
+        waiting -= 1
+        if not waiting:
             call.cancel()
 
     for future in futures:
         future.add_done_callback(on_done)
-    return on_done
 
 
 def _deliver(batch: list[_Waiting], response: VerifyResponse, began: float) -> None:

@@ -27,14 +27,14 @@ _JITTER = 0.1
 
 @dataclass(frozen=True)
 class RoundCost:
-    """One committed round of one session.
+    """One round of one session.
 
     Attributes:
-        seconds: since the commit before.
+        seconds: since the round before was decided.
         draft_wait: of it, waiting for the block.
         queue: of it, waiting for the passes of others, here and at the target.
         passes: of it, the target's passes that held the session.
-        tokens: committed.
+        tokens: that it gave.
     """
 
     seconds: float
@@ -45,11 +45,12 @@ class RoundCost:
 
 
 def round_cost(stats: RoundStats, since: float, tokens: int) -> RoundCost:
-    """The cost of a round that was committed `since` seconds after the one before and gave so many tokens.
+    """The cost of a round that was decided `since` seconds after the one before and gave so many tokens.
 
-    Between rounds a client reads what it was sent; one that takes its time is not the workers' affair.
+    Between rounds the store writes and a client reads what it was sent; one that takes its time is not the workers'
+    affair.
     """
-    micros = stats.draft_wait_micros + stats.verify_micros + stats.accept_micros + stats.commit_micros
+    micros = stats.draft_wait_micros + stats.verify_micros + stats.accept_micros
     passes = stats.verify_forward_micros * 1e-6
     between = min(max(0.0, since - micros * 1e-6), passes)
     return RoundCost(

@@ -40,11 +40,12 @@ async def run_round(session: Session, services: Services) -> tuple[Emission, Rou
     outcome, logprobs = await services.judge.outcome(plan, tokens, proposal, verified, stats, grammar)  # accept
     kept = session.output.keep(round_tokens(proposal, outcome, logprobs))
     session.check(kept)
+    record(proposal, outcome, stats)
+    session.advance(kept, stats)  # asks for the next block, to be drafted while the store writes
     await commit(session, kept, services.store, stats)
 
-    record(proposal, outcome, stats)
+    session.rounds += 1
     services.metrics.round(stats, len(kept.tokens), session.plan.acceptance)
-    session.committed(kept, stats)  # asks for the next block
     return session.output.emit(kept), stats  # emit
 
 
@@ -60,7 +61,7 @@ async def commit(session: Session, kept: Kept, store: SessionStore, stats: Round
     """Appends the round's tokens to the stored session, fenced by epoch and base length."""
     start = time.perf_counter()
     reason = kept.finish.reason if kept.finish else 0
-    await store.commit(session.plan.session_id, session.epoch, session.base_length, kept.tokens, finish_reason=reason)
+    await store.commit(session.plan.session_id, session.epoch, stats.base_length, kept.tokens, finish_reason=reason)
     stats.commit_micros = micros_since(start)
 
 

@@ -21,7 +21,8 @@ class Session:
     Attributes:
         plan: what was asked for.
         epoch: of this owner.
-        tokens: prompt and committed tokens; its length is the base length of the next round.
+        tokens: prompt and committed tokens, during a commit those that it writes as well; its length is the base length
+            of the next round.
         output: which tokens become text.
         grammar: where the output stands in its language; None without one.
         rounds: rounds run.
@@ -46,7 +47,7 @@ class Session:
         self.lookahead = lookahead
         self.grammar = grammar
         self.rounds = 0
-        self._committed_at = 0.0
+        self._advanced_at = 0.0
 
     def begin(self) -> None:
         """Lets the draft worker cache the prompt while the target computes it."""
@@ -64,13 +65,13 @@ class Session:
         message = f"the target's answer after {self.base_length} tokens is outside the grammar"
         raise OutriderError(types_pb2.ERROR_REASON_NO_PROGRESS, message)
 
-    def committed(self, kept: Kept, stats: RoundStats) -> None:
-        """Moves the base length, and asks for the next block while the client still reads this one."""
+    def advance(self, kept: Kept, stats: RoundStats) -> None:
+        """Moves the base length, and asks for the next block. The round's commit may still be under way: it ends the
+        session when it fails."""
         self._learn(stats, len(kept.tokens))
         accepted = stats.accepted
         agreed = self.base_length + min(accepted, len(kept.tokens))
         self.tokens.append(kept.tokens)
-        self.rounds += 1
         self.verifying.learned(min(agreed, self.base_length - 1))
         if accepted:
             self.drafting.learned(min(agreed, self.base_length - 1))
@@ -82,7 +83,7 @@ class Session:
     def _learn(self, stats: RoundStats, tokens: int) -> None:
         """Tells the lookahead control of the round; one with a prompt says nothing about those without."""
         now = time.perf_counter()
-        since, self._committed_at = now - self._committed_at, now
+        since, self._advanced_at = now - self._advanced_at, now
         if self.rounds and stats.target_passes == 1:
             self.lookahead.learn(round_cost(stats, since, tokens), stats.accepted)
         else:

@@ -6,6 +6,7 @@ orchestrator committed since, or the token drawn in the step before) and gets on
 
 from collections import defaultdict
 from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -17,7 +18,7 @@ from outrider.law.draft import point_mass, propose_each, truncate
 from outrider.law.noise import Purpose
 from outrider.law.rows import bonus_tokens
 from outrider.law.sparse import Float32Array, Int32Array
-from outrider.law.transforms import NonFiniteLogits, RowContext, law_probs
+from outrider.law.transforms import NonFiniteLogits, RowContext, greedy_tokens, law_probs
 from outrider.lm.engine import Engine
 from outrider.lm.passes import PassRunner, Work
 from outrider.lm.session_cache import SessionCache
@@ -26,6 +27,7 @@ from outrider.observe.metrics import DraftMetrics
 from outrider.v1 import types_pb2
 
 Row = tuple[Int32Array, Float32Array]
+Made = TypeVar("Made")
 
 _PAGE_RETRY_SECONDS = 1.0
 
@@ -101,12 +103,20 @@ class ModelProposer:
 
     def _draw(self, steps: list[tuple[Job, list[torch.Tensor]]]) -> None:
         drawing = [(job, rows[0]) for job, rows in steps if rows and _masked(job)]
-        if not drawing:
-            return
-        jobs, logits, probs = self._probs([job for job, _ in drawing], torch.cat([row for _, row in drawing]))
-        greedy = [index for index, job in enumerate(jobs) if self._runners_up and job.law.params.greedy]
-        if greedy:
-            _note_runners_up([jobs[index] for index in greedy], logits[greedy])
+        for draw, greedy in ((self._draw_likeliest, True), (self._draw_sampled, False)):
+            of_kind = [(job, row) for job, row in drawing if job.law.params.greedy is greedy]
+            if of_kind:
+                draw([job for job, _ in of_kind], torch.cat([row for _, row in of_kind]))
+
+    def _draw_likeliest(self, jobs: list[Job], logits: torch.Tensor) -> None:
+        """Greedy laws have one token: nothing is to be truncated, and no noise changes who wins."""
+        jobs, logits, tokens = self._of_good_rows(greedy_tokens, jobs, logits)
+        if self._runners_up:
+            _note_runners_up(jobs, logits)
+        _add_all(jobs, tokens.tolist(), [point_mass(int(token)) for token in tokens])
+
+    def _draw_sampled(self, jobs: list[Job], logits: torch.Tensor) -> None:
+        jobs, _, probs = self._of_good_rows(law_probs, jobs, logits)
         guessing = [index for index, job in enumerate(jobs) if job.guess and not job.law.coupled]
         if guessing:
             self._guess([jobs[index] for index in guessing], probs[guessing])
@@ -117,28 +127,26 @@ class ModelProposer:
     def _guess(self, jobs: list[Job], probs: torch.Tensor) -> None:
         """With the noise that the target draws a bonus token with."""
         tokens = bonus_tokens(probs, [job.noise for job in jobs], [job.position for job in jobs])
-        for job, token in zip(jobs, tokens, strict=True):
-            job.add(token, point_mass(token))
-            job.session.extend(np.array([token], np.int32))
+        _add_all(jobs, tokens, [point_mass(token) for token in tokens])
 
     def _propose(self, laws: list[tuple[Job, Row]], purpose: Purpose) -> None:
         rows, jobs = [row for _, row in laws], [job for job, _ in laws]
         tokens = propose_each(rows, [job.noise for job in jobs], [job.position for job in jobs], purpose)
-        for (job, row), token in zip(laws, tokens, strict=True):
-            job.add(token, row)
-            job.session.extend(np.array([token], np.int32))
+        _add_all(jobs, tokens, rows)
 
-    def _probs(self, jobs: list[Job], logits: torch.Tensor) -> tuple[list[Job], torch.Tensor, torch.Tensor]:
-        """(jobs, logits, law), [len(jobs), vocab_size] each; those whose row is none fail, and are left out."""
+    def _of_good_rows(
+        self, law: Callable[[torch.Tensor, Sequence[RowContext], int], Made], jobs: list[Job], logits: torch.Tensor
+    ) -> tuple[list[Job], torch.Tensor, Made]:
+        """(jobs, their logits, what `law` makes of these); jobs whose row is no law fail, and are left out."""
         contexts = [RowContext(job.law.params, job.session.tokens, job.mask) for job in jobs]
         try:
-            return jobs, logits, law_probs(logits, contexts, self._engine.info.vocab_size)
+            return jobs, logits, law(logits, contexts, self._engine.info.vocab_size)
         except NonFiniteLogits as error:
             bad = set(error.rows)
             for index in bad:
                 self._fail_non_finite(jobs[index])
             good = [index for index in range(len(jobs)) if index not in bad]
-            return self._probs([jobs[index] for index in good], logits[good]) if good else ([], logits[:0], logits[:0])
+            return self._of_good_rows(law, [jobs[index] for index in good], logits[good])
 
     def _truncated(self, jobs: list[Job], probs: torch.Tensor, wanted: Sequence[int]) -> list[tuple[Job, Row]]:
         """What is left of some of the laws on the wire."""
@@ -160,6 +168,13 @@ class ModelProposer:
             self._cache.drop(job.session)
         message = f"the draft model returned NaN or infinite logits at position {job.position}"
         job.failed = OutriderError(types_pb2.ERROR_REASON_NON_FINITE_LOGITS, message)
+
+
+def _add_all(jobs: Sequence[Job], tokens: Sequence[int], rows: Sequence[Row]) -> None:
+    """The next token of each chain, and the law that it was drawn from."""
+    for job, token, row in zip(jobs, tokens, rows, strict=True):
+        job.add(token, row)
+        job.session.extend(np.array([token], np.int32))
 
 
 def _masked(job: Job) -> bool:

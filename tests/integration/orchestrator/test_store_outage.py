@@ -1,13 +1,15 @@
 """G, over a real server: nothing is emitted that is not committed, and an outage of the store has a clear end."""
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import grpc
 import pytest
 
+from orchestrator.store.memory import MemoryStore
 from orchestrator.store.redis import RedisStore
 from outrider.net.arrays import int32s
 from outrider.v1 import orchestrator_pb2
@@ -15,6 +17,7 @@ from outrider.v1.orchestrator_pb2 import GetSessionRequest, GetSessionResponse
 from tests.harness.engines import DEADLINE
 from tests.harness.faults import Client, draft_engine, greedy_output, refused, target_engine
 from tests.harness.orchestrator import RunningOrchestrator, ask, start_orchestrator
+from tests.harness.rogue_draft import start_rogue_draft
 from tests.harness.valkey import ValkeyServer, valkey_server
 from tests.harness.workers import RunningTarget, eventually, start_draft, start_target
 
@@ -157,3 +160,29 @@ async def test_l6_a_damaged_session_is_an_error_of_its_own(server: ValkeyServer)
         await orchestrator.core.store._client.set("outrider:{damaged}:tokens", b"abc")
         await refused(stored(orchestrator, "damaged"), "STORE_UNAVAILABLE")
         assert (await orchestrator.generate(ask(PROMPT, temperature=0))).ids == greedy_output(PROMPT, 20)
+
+
+class AfterTheAsk(MemoryStore):
+    """Its first commits wait until `asked` says that the block after the round was asked for."""
+
+    def __init__(self, asked: Callable[[], int]) -> None:
+        super().__init__(60)
+        self._asked, self._commits = asked, 0
+
+    async def commit(self, *round_: Any, finish_reason: int = 0) -> None:
+        self._commits += 1
+        if self._commits <= 3:
+            await eventually(lambda: self._asked() == self._commits)
+        await super().commit(*round_, finish_reason=finish_reason)
+
+
+async def test_the_next_block_is_asked_for_while_the_commit_is_under_way() -> None:
+    async with (
+        start_target(target_engine()) as target,
+        start_rogue_draft(draft_engine().info, lambda _, tokens, lookahead: tokens[:lookahead]) as (draft, rogue),
+        start_orchestrator(
+            [target.address], [draft], store=AfterTheAsk(lambda: len(rogue.asked)), draft_timeout=20
+        ) as orchestrator,
+    ):
+        generation = await orchestrator.generate(ask(PROMPT, max_tokens=20, temperature=0))
+        assert generation.ids == greedy_output(PROMPT, 20)
