@@ -241,7 +241,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--repeats", type=int, default=2)
     parser.add_argument("--learn", type=float, default=4.0, help="seconds, times the cell's factor, before the cell")
-    parser.add_argument("--warm-up", type=float, default=0.5, help="seconds, times the factor, before a leg counts")
+    parser.add_argument("--warm-up", type=float, default=1.5, help="seconds, times the factor, before a leg counts")
     parser.add_argument("--seconds", type=float, default=2.0, help="seconds of a leg, times the factor")
     parser.add_argument("--limit", type=float, default=LIMIT)
     parser.add_argument("--smoke", action="store_true", help="one short cell: shows that this runs")
