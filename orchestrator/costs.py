@@ -22,7 +22,7 @@ _STALLED = 8.0
 # Blocks of many sessions tell much the same: one in (1 + sessions / so many) is fitted.
 _BLOCKS_PER_FIT = 8
 # Parts by which the time between two passes of a session varies.
-_JITTER = 0.1
+_JITTER = 0.3
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,6 @@ class TargetCosts:
 
     Attributes:
         sessions: bound to the worker.
-        passes: that were seen.
     """
 
     def __init__(self) -> None:
@@ -88,7 +87,6 @@ class TargetCosts:
         self._lookahead, self._seconds, self._tokens, self._passes, self._wait, self._rest = (Mean() for _ in range(6))
         self._holding = True
         self._stalled = False
-        self.passes = 0
         self.sessions = 1
 
     def observe_pass(self, timing: VerifyTiming, sessions: int) -> None:
@@ -97,7 +95,6 @@ class TargetCosts:
         if timing.passes != 1 or timing.computed_tokens > _DECODE or seen == self._last:
             return
         self._last, self.sessions = seen, max(1, sessions)
-        self.passes += 1
         self._pass.observe((1.0, timing.batch_items, timing.batch_positions), seen[2] * 1e-6)
         self._lookahead.observe(timing.batch_positions / timing.batch_items - 1.0, _ROUNDS)
 

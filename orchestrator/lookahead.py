@@ -3,8 +3,8 @@
 Sessions of a target share its passes, and whoever shares a pass waits for the slowest draft. So they have a common
 length: the one with the largest goodput if all drafted so far, 0 included. Below it a session's own length is a matter
 of the target's positions alone: a token is worth verifying when it is likelier to be kept than what the time of its
-position gives elsewhere, so that a pass is spent on the likeliest tokens of all its sessions. A session with blocks
-much better than the others' may go beyond the common length on its own account, and nobody waits for it.
+position gives elsewhere, so that a pass is spent on the likeliest tokens of all its sessions. Where the common length
+is 0, a session with blocks much better than the others' may draft on its own account, and nobody waits for it.
 
 From length 0 a rare probe, whose cost is measured and bounded, finds out whether blocks would pay.
 
@@ -15,7 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from orchestrator.costs import DraftCosts, Mean, RoundCost, TargetCosts
-from orchestrator.survival import POSITIONS, SessionSurvival, Survival, expected_tokens
+from orchestrator.survival import SessionSurvival, Survival, expected_tokens
 
 # Blocks of a draft of which nothing is known are at most so long, and of every length up to it.
 YOUNG_LOOKAHEAD = 4
@@ -26,10 +26,10 @@ PROBE_SHARE = 0.01
 _VAIN_PROBES = 3
 # One probe at a time for so many sessions of a target.
 _SESSIONS_PER_PROBE = 16
-# By which part another common length must be better, and a length beyond it, to be taken.
-_BETTER, _BETTER_ALONE = 0.02, 0.1
-# Rounds of each session after which the correction of the model for a length forgets, and goes when it is not in use.
-_COMPARED, _COMPARED_LONG_AGO = 8.0, 512.0
+# By which part another common length must be better to be taken, and one of a session alone, below it and beyond.
+_BETTER, _BETTER_BELOW, _BETTER_ALONE = 0.02, 0.1, 0.25
+# Rounds of each session after which the correction of the model forgets.
+_COMPARED = 16.0
 # Probes after which their mean cost forgets.
 _PROBES = 8.0
 
@@ -42,7 +42,7 @@ class DraftHistory:
         common: the length that suits all of them.
         goodput: tokens in a second of one session that are expected of it.
         extra: by length, seconds by which a round is longer with a block for which nobody waits.
-        slower: by length, how many times as long rounds took as was expected.
+        slower: how many times as long rounds with blocks took as was expected.
         probing: how many of them probe.
         probe_seconds: what a probe adds to a round.
     """
@@ -52,19 +52,21 @@ class DraftHistory:
     common: int = 0
     goodput: float = 0.0
     extra: list[float] = field(default_factory=list)
-    slower: list[float] = field(default_factory=lambda: [1.0] * (POSITIONS + 1))
+    slower: float = 1.0
     probing: int = 0
-    _settled_at: tuple[int, int] = (-1, -1)
+    _choices: int = 0
+    _settled_for: int = -1
     probe_seconds: Mean = field(default_factory=Mean)
 
     def settle(self, target: TargetCosts, survival: Survival | SessionSurvival, longest: int) -> int:
-        """The common length at present, for blocks that survive like these; once a pass of the target is enough."""
-        if target.sessions > 1 and self._settled_at == (target.passes, longest):
+        """The common length, for blocks that survive like these; anew once in a round of all sessions."""
+        self._choices += 1
+        if self._choices < target.sessions and longest == self._settled_for:
             return min(self.common, longest)
-        self._settled_at = target.passes, longest
+        self._choices, self._settled_for = 0, longest
         tokens = expected_tokens(survival.rates(longest))
         waits = [self.costs.wait(k, target.sessions - 1) for k in range(longest + 1)]
-        goodput = [tokens[k] / (target.cycle(waits[k], k) * self.slower[k]) for k in range(longest + 1)]
+        goodput = [tokens[k] / (target.cycle(waits[k], k) * (self.slower if k else 1.0)) for k in range(longest + 1)]
         best = max(range(longest + 1), key=goodput.__getitem__)
         if goodput[best] > (1.0 + _BETTER) * goodput[min(self.common, longest)]:
             self.common = best
@@ -76,13 +78,14 @@ class DraftHistory:
         return common
 
     def compare(self, target: TargetCosts, seconds: float) -> None:
-        """A round with a block of the common length took so long: the model is corrected for this length, and slowly
-        forgets what it was told of others."""
+        """A round with a block of the common length took so long: the model of rounds with blocks is corrected.
+
+        For all lengths at once: if only those in use were, the others would look better the less is known of them. And
+        never for the better: blocks must earn their time without help.
+        """
         expected = target.cycle(self.costs.wait(self.common, target.sessions - 1), self.common)
-        for length, slower in enumerate(self.slower):
-            at = length == self.common
-            seen = min(max(seconds / expected, 0.5), 2.0) if at else 1.0
-            self.slower[length] += (seen - slower) / (target.sessions * (_COMPARED if at else _COMPARED_LONG_AGO))
+        seen = min(max(seconds / expected, 1.0), 2.0)
+        self.slower += (seen - self.slower) / (target.sessions * _COMPARED)
 
 
 class SessionLookahead:
@@ -94,7 +97,7 @@ class SessionLookahead:
         adaptive: whether the length is chosen; otherwise every block is as long as it may be.
 
     Attributes:
-        alone: whether the block that was chosen last takes longer than the common one.
+        alone: whether the block that was chosen last is drafted while the others have none.
         probing: whether it is a probe.
     """
 
@@ -129,20 +132,21 @@ class SessionLookahead:
         """The block that was chosen was not asked for after all."""
         self._asked = 0
 
-    def learn(self, cost: RoundCost, accepted: int) -> None:
-        """What came of the round."""
+    def learn(self, cost: RoundCost, accepted: int, longest: int | None = None) -> None:
+        """What came of the round. `longest`: how long its block could be, where that was less than was asked for."""
         target, draft, asked = self._costs(), self._draft, self._asked
         if target is None:
             return
         target.observe_round(cost)
         if draft is None:
             return
-        if asked == draft.common and target.known and not draft.costs.young:
+        if asked and asked == draft.common and target.known and not draft.costs.young:
             draft.compare(target, cost.seconds)
         if asked:
             draft.costs.observe(asked, self._others, cost.draft_wait)
-            draft.survival.observe(asked, accepted)
-            self._survival.observe(asked, accepted)
+            tried = asked if longest is None else min(asked, longest)
+            draft.survival.observe(tried, accepted)
+            self._survival.observe(tried, accepted)
         elif not self._on:
             self._plain.observe(cost.seconds, _PROBES)
             earned = PROBE_SHARE * cost.seconds / (1 + self._vain)
@@ -178,20 +182,26 @@ class SessionLookahead:
         if target.sessions == 1:
             return draft.settle(target, self._survival, limit)
         common = draft.settle(target, draft.survival, self._longest)
-        if not common and self._survival.rates(1)[0] < draft.survival.rates(1)[0] + _BETTER_ALONE:
+        better = self._survival.rates(1)[0] - draft.survival.rates(1)[0]
+        if not common and better < _BETTER_BELOW:
             return 0
         tokens = expected_tokens(self._survival.rates(limit))
         # Sessions that waste their time must not make it cheap.
         worth = max(target.goodput, draft.goodput)
         price = worth * target.position_seconds * target.sessions
         gains = [tokens[k] - price * k for k in range(limit + 1)]
-        best = max(range(min(common, limit) + 1), key=gains.__getitem__)
-        beyond = [gain - worth * extra for gain, extra in zip(gains, draft.extra, strict=False)]
-        farthest = max(range(len(beyond)), key=beyond.__getitem__)
-        if farthest > common and beyond[farthest] > (1.0 + _BETTER_ALONE) * gains[best]:
-            self.alone = True
-            return farthest
-        return best
+        if not common:
+            return self._apart(gains, worth, draft)
+        most = min(common, limit)
+        best = max(range(most + 1), key=gains.__getitem__)
+        return best if gains[best] > (1.0 + _BETTER_BELOW) * gains[most] else most
+
+    def _apart(self, gains: list[float], worth: float, draft: DraftHistory) -> int:
+        """The length for a session whose blocks pay where those of the others do not: nobody waits for it."""
+        alone = [gain - worth * extra for gain, extra in zip(gains, draft.extra, strict=False)]
+        best = max(range(len(alone)), key=alone.__getitem__)
+        self.alone = alone[best] > (1.0 + _BETTER_ALONE) * gains[0]
+        return best if self.alone else 0
 
     def _may_probe(self, draft: DraftHistory) -> bool:
         """Whether the next block is a probe; a probe that could not be asked for stays one."""

@@ -85,7 +85,9 @@ class Session:
         now = time.perf_counter()
         since, self._advanced_at = now - self._advanced_at, now
         if self.rounds and stats.target_passes == 1:
-            self.lookahead.learn(round_cost(stats, since, tokens), stats.accepted)
+            # A block that was drafted ahead is as long as the one before was to be.
+            longest = stats.drafted if stats.drafted_ahead else None
+            self.lookahead.learn(round_cost(stats, since, tokens), stats.accepted, longest)
         else:
             self.lookahead.withheld()
 

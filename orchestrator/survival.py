@@ -26,9 +26,12 @@ class Survival:
 
     def observe(self, asked: int, accepted: int) -> None:
         """A block of `asked` tokens was wanted, of which `accepted` were kept; one that did not come has none."""
+        # Also where nothing was tried: what is believed there must not stay what it was long ago.
+        self._reached = [self._keep * each for each in self._reached]
+        self._kept = [self._keep * each for each in self._kept]
         for position in range(min(accepted + 1, asked)):
-            self._reached[position] = self._keep * self._reached[position] + 1.0
-            self._kept[position] = self._keep * self._kept[position] + (position < accepted)
+            self._reached[position] += 1.0
+            self._kept[position] += position < accepted
 
     def rates(self, count: int) -> list[float]:
         """Acceptance of the first `count` positions, each given the ones before it."""
