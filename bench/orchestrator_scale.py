@@ -40,6 +40,8 @@ from outrider.v1.orchestrator_pb2 import (
 
 # grpc's servers take about a hundred without queueing.
 STREAMS_PER_CONNECTION = 100
+# Those that run before memory is counted.
+FIRST_SESSIONS = 10
 GENERATE = "/outrider.v1.OrchestratorService/Generate"
 
 
@@ -145,11 +147,21 @@ async def measure(options: argparse.Namespace) -> bool:
             stop=StopConditions(max_tokens=options.tokens, ignore_eos=True),
             speculation=Speculation(lookahead=options.lookahead),
         )
-        load, idle = Load(), process.memory_info().rss
-        clients = [Clients(address, request, load) for _ in range(-(-options.sessions // STREAMS_PER_CONNECTION))]
-        for number, one in enumerate(clients):
+        load = Load()
+
+        async def begun(sessions: int) -> Clients:
+            one = Clients(address, request, load)
             stack.callback(one.close)
-            await one.connect(address, len(range(number, options.sessions, len(clients))))
+            await one.connect(address, sessions)
+            return one
+
+        # What the first sessions bring with them is the process's own.
+        clients = [await begun(FIRST_SESSIONS)]
+        await asyncio.sleep(options.warm_up)
+        few = process.memory_info().rss
+        rest = options.sessions - FIRST_SESSIONS
+        for start in range(0, rest, STREAMS_PER_CONNECTION):
+            clients.append(await begun(min(STREAMS_PER_CONNECTION, rest - start)))
         await asyncio.sleep(options.warm_up)
         began, cpu = time.perf_counter(), cpu_seconds(process)
         load.counting = True
@@ -158,7 +170,7 @@ async def measure(options: argparse.Namespace) -> bool:
         )
         load.counting = False
         wall, cpu = time.perf_counter() - began, cpu_seconds(process) - cpu
-        memory = (process.memory_info().rss - idle) / 1024 / options.sessions
+        memory = (process.memory_info().rss - few) / 1024 / rest
         for failed in done:
             failed.result()
     return report(options, load, wall, cpu, memory)
@@ -208,7 +220,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--smoke", action="store_true", help="few sessions for a moment: shows that this runs")
     options = parser.parse_args(arguments)
     if options.smoke:
-        options.sessions, options.warm_up, options.seconds, options.verify_ms = 4, 0.5, 1.0, 5.0
+        options.sessions, options.warm_up, options.seconds, options.verify_ms = 20, 0.5, 1.0, 5.0
         options.targets, options.drafts = 1, 1
     return 0 if uvloop.run(measure(options)) else 1
 
