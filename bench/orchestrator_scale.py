@@ -59,7 +59,7 @@ class Load:
         if self.counting:
             self.rounds += 1
             self.tokens += tokens
-            waited = one.draft_forward_micros + one.verify_micros
+            waited = one.draft_forward_micros + one.verify_queue_micros + one.verify_forward_micros
             self.own_micros.append(max(0, int(interval * 1e6) - waited))
 
 

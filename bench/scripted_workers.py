@@ -148,7 +148,7 @@ class ScriptedDraft(draft_pb2_grpc.DraftServiceServicer):
 
 
 class ScriptedTarget(target_pb2_grpc.TargetServiceServicer):
-    """One call after the other, `pass_ms` each."""
+    """One call after the other, `pass_ms` each; what it takes beyond that counts as the pass's, too."""
 
     def __init__(self, laws: Laws, model: types_pb2.ModelInfo, pass_ms: float) -> None:
         self._laws, self._model, self._pass = laws, model, pass_ms / 1e3
@@ -167,19 +167,25 @@ class ScriptedTarget(target_pb2_grpc.TargetServiceServicer):
 
     async def Verify(self, request: target_pb2.VerifyRequest, context: Any) -> Any:
         """See target.proto; for SUPPORT rows."""
+        came = time.perf_counter()
         async with self._engine:
+            began = time.perf_counter()
             await asyncio.sleep(self._pass)
-        timing = target_pb2.VerifyTiming(forward_micros=int(self._pass * 1e6), passes=1, batch_items=len(request.items))
         uniforms = self._uniforms.random((len(request.items), MAX_LOOKAHEAD + 1))
+        lengths = [len(item.draft_tokens) // 4 for item in request.items]
+        rows = [self._laws.rows(length, row) for length, row in zip(lengths, uniforms, strict=True)]
+        timing = target_pb2.VerifyTiming(
+            queue_micros=int((began - came) * 1e6),
+            forward_micros=int((time.perf_counter() - began) * 1e6),
+            passes=1,
+            batch_items=len(rows),
+        )
         return target_pb2.VerifyResponse(
             results=[
                 target_pb2.VerifyResult(
-                    session_id=item.session_id,
-                    base_length=item.base_length,
-                    support=self._laws.rows(len(item.draft_tokens) // 4, row),
-                    timing=timing,
+                    session_id=item.session_id, base_length=item.base_length, support=support, timing=timing
                 )
-                for item, row in zip(request.items, uniforms, strict=True)
+                for item, support in zip(request.items, rows, strict=True)
             ]
         )
 

@@ -244,16 +244,18 @@ class Drafting:
     async def _came(self, pending: "asyncio.Future[DraftEvent]") -> bool:
         """Whether the answer, or why there is none, came in time. One that is late is cancelled: the link counts its
         block as discarded if it comes."""
+        loop = asyncio.get_running_loop()
+        late = loop.call_later(self._timeout, pending.cancel)
         try:
-            async with asyncio.timeout(self._timeout):
-                await pending
-        except TimeoutError:
-            return False
+            await pending
         except OutriderError:
-            pass
+            return True
         except asyncio.CancelledError:
             if being_cancelled():
                 raise
+            return False
+        finally:
+            late.cancel()
         return True
 
     async def _outcome(self, pending: "asyncio.Future[DraftEvent]", stats: RoundStats) -> Proposal:
