@@ -11,6 +11,7 @@ keep no prefix: messages are believed.
 import argparse
 import asyncio
 import sys
+import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack
 from functools import partial
@@ -95,12 +96,15 @@ class ScriptedDraft(draft_pb2_grpc.DraftServiceServicer):
 
     async def Draft(self, request_iterator: AsyncIterator[draft_pb2.DraftRequest], context: Any) -> None:  # type: ignore[override]
         """See draft.proto."""
-        waiting: list[draft_pb2.DraftCommand] = []
+        waiting: list[tuple[float, draft_pb2.DraftCommand]] = []
         arrived = asyncio.Event()
 
         async def read() -> None:
             async for request in request_iterator:
-                waiting.extend(command for command in request.commands if command.WhichOneof("action") != "close")
+                now = time.perf_counter()
+                waiting.extend(
+                    (now, command) for command in request.commands if command.WhichOneof("action") != "close"
+                )
                 arrived.set()
 
         reading = asyncio.create_task(read())
@@ -108,14 +112,16 @@ class ScriptedDraft(draft_pb2_grpc.DraftServiceServicer):
             while True:
                 await arrived.wait()
                 arrived.clear()
-                commands, waiting[:] = waiting[:], []
-                await asyncio.sleep(self._pass * max(map(_lookahead_of, commands), default=0))
-                if commands:
-                    await context.write(draft_pb2.DraftResponse(events=self._events(commands)))
+                asked, waiting[:] = waiting[:], []
+                await asyncio.sleep(self._pass * max((_lookahead_of(command) for _, command in asked), default=0))
+                if asked:
+                    await context.write(draft_pb2.DraftResponse(events=self._events(asked)))
         finally:
             reading.cancel()
 
-    def _events(self, commands: Sequence[draft_pb2.DraftCommand]) -> list[draft_pb2.DraftEvent]:
+    def _events(self, asked: Sequence[tuple[float, draft_pb2.DraftCommand]]) -> list[draft_pb2.DraftEvent]:
+        """The blocks, and as the time of their passes all that the worker took."""
+        commands = [command for _, command in asked]
         for command in commands:
             if command.WhichOneof("action") == "open":
                 self._seeds[command.session_id] = command.open.law.seed
@@ -123,19 +129,26 @@ class ScriptedDraft(draft_pb2_grpc.DraftServiceServicer):
         bases = [base_length_of(command) for command in commands]
         longest = max(map(_lookahead_of, commands))
         blocks = self._laws.blocks(seeds, bases, longest) if longest else np.empty((len(commands), 0), np.int32)
+        now = time.perf_counter()
         return [
             draft_pb2.DraftEvent(
                 session_id=command.session_id,
                 epoch=command.epoch,
                 base_length=base,
-                block=draft_pb2.Block(tokens=block[:length].tobytes(), law=self._laws_of[length]),
+                block=draft_pb2.Block(
+                    tokens=block[:length].tobytes(),
+                    law=self._laws_of[length],
+                    timing=draft_pb2.DraftTiming(forward_micros=int((now - came) * 1e6), passes=length),
+                ),
             )
-            for command, base, block, length in zip(commands, bases, blocks, map(_lookahead_of, commands), strict=True)
+            for (came, command), base, block, length in zip(
+                asked, bases, blocks, map(_lookahead_of, commands), strict=True
+            )
         ]
 
 
 class ScriptedTarget(target_pb2_grpc.TargetServiceServicer):
-    """One call after the other, `pass_ms` each."""
+    """One call after the other, `pass_ms` each; what it takes beyond that counts as the pass's, too."""
 
     def __init__(self, laws: Laws, model: types_pb2.ModelInfo, pass_ms: float) -> None:
         self._laws, self._model, self._pass = laws, model, pass_ms / 1e3
@@ -154,19 +167,25 @@ class ScriptedTarget(target_pb2_grpc.TargetServiceServicer):
 
     async def Verify(self, request: target_pb2.VerifyRequest, context: Any) -> Any:
         """See target.proto; for SUPPORT rows."""
+        came = time.perf_counter()
         async with self._engine:
+            began = time.perf_counter()
             await asyncio.sleep(self._pass)
-        timing = target_pb2.VerifyTiming(forward_micros=int(self._pass * 1e6), passes=1, batch_items=len(request.items))
         uniforms = self._uniforms.random((len(request.items), MAX_LOOKAHEAD + 1))
+        lengths = [len(item.draft_tokens) // 4 for item in request.items]
+        rows = [self._laws.rows(length, row) for length, row in zip(lengths, uniforms, strict=True)]
+        timing = target_pb2.VerifyTiming(
+            queue_micros=int((began - came) * 1e6),
+            forward_micros=int((time.perf_counter() - began) * 1e6),
+            passes=1,
+            batch_items=len(rows),
+        )
         return target_pb2.VerifyResponse(
             results=[
                 target_pb2.VerifyResult(
-                    session_id=item.session_id,
-                    base_length=item.base_length,
-                    support=self._laws.rows(len(item.draft_tokens) // 4, row),
-                    timing=timing,
+                    session_id=item.session_id, base_length=item.base_length, support=support, timing=timing
                 )
-                for item, row in zip(request.items, uniforms, strict=True)
+                for item, support in zip(request.items, rows, strict=True)
             ]
         )
 

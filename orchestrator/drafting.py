@@ -14,6 +14,7 @@ from orchestrator.metrics import Metrics
 from orchestrator.pool import DraftPool
 from orchestrator.prefix import PeerPrefix, TokenBuffer
 from orchestrator.request import GenerationPlan
+from orchestrator.running import being_cancelled
 from orchestrator.stats import RoundStats, micros_since
 from orchestrator.turn import Turn
 from outrider.law.audit import Claim
@@ -138,8 +139,10 @@ class Drafting:
         stats.block_ready = self._pending.done()
         if not stats.block_ready:
             start = time.perf_counter()
-            await asyncio.wait({self._pending}, timeout=self._timeout)
+            in_time = await self._came(self._pending)
             stats.draft_wait_micros = micros_since(start)
+            if not in_time:
+                return self._failed(orchestrator_pb2.PLAIN_REASON_DRAFT_LATE)
         return await self._outcome(self._pending, stats)
 
     def learned(self, length: int) -> None:
@@ -238,11 +241,24 @@ class Drafting:
             command.advance.lookahead = lookahead
         return command
 
+    async def _came(self, pending: "asyncio.Future[DraftEvent]") -> bool:
+        """Whether the answer, or why there is none, came in time. One that is late is cancelled: the link counts its
+        block as discarded if it comes."""
+        loop = asyncio.get_running_loop()
+        late = loop.call_later(self._timeout, pending.cancel)
+        try:
+            await pending
+        except OutriderError:
+            return True
+        except asyncio.CancelledError:
+            if being_cancelled():
+                raise
+            return False
+        finally:
+            late.cancel()
+        return True
+
     async def _outcome(self, pending: "asyncio.Future[DraftEvent]", stats: RoundStats) -> Proposal:
-        if not pending.done():
-            # The link counts the block as discarded if it comes.
-            pending.cancel()
-            return self._failed(orchestrator_pb2.PLAIN_REASON_DRAFT_LATE)
         if pending.cancelled():
             return self._failed(orchestrator_pb2.PLAIN_REASON_DRAFT_SATURATED)
         if pending.exception() is not None:

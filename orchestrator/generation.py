@@ -32,7 +32,8 @@ class GenerationCall:
         self._choices = 1
         self._by_token = False
         self._sending = asyncio.Lock()
-        self._prompt_known = asyncio.Event()
+        # Only where there is more than one choice.
+        self._prompt_known: asyncio.Event | None = None
 
     async def run(self, request: GenerateRequest) -> None:
         """Streams every choice to its end.
@@ -40,6 +41,7 @@ class GenerationCall:
         Raises the OutriderError of the first choice that failed, or SESSION_CANCELLED when all were cancelled.
         """
         self._choices, self._by_token = number_of_choices(request), request.token_by_token
+        self._prompt_known = asyncio.Event() if self._choices > 1 else None
         with self._orchestrator.admitted(self._choices):
             plans = await self._orchestrator.plan(request)
             cancelled = await _together([self._choice(number, plan, request) for number, plan in enumerate(plans)])
@@ -58,14 +60,14 @@ class GenerationCall:
                 raise
             cancellation = error
         finally:
-            self._prompt_known.set()
+            self._tell_prompt()
         if self._choices > 1:
             await self._write(number, finished_by_cancel(plan, session))
         return cancellation
 
     async def _stream(self, number: int, session: Session) -> None:
         await self._write(number, started(session.plan))
-        if number:
+        if number and self._prompt_known is not None:
             # The target shares the pages of a prompt that it knows: the others need not compute it again.
             await self._prompt_known.wait()
         finished = False
@@ -74,8 +76,12 @@ class GenerationCall:
             response = round_response(session, emission, stats)
             for part in token_by_token(response) if self._by_token else (response,):
                 await self._write(number, part)
-            self._prompt_known.set()
+            self._tell_prompt()
             finished = emission.finish is not None
+
+    def _tell_prompt(self) -> None:
+        if self._prompt_known is not None:
+            self._prompt_known.set()
 
     async def _write(self, number: int, response: GenerateResponse) -> None:
         """Waits for the client as long as the store keeps the session meanwhile."""

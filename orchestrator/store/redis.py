@@ -71,7 +71,9 @@ class RedisStore:
         """See SessionStore."""
         fence.check_commit(epoch, base_length, tokens, finish_reason)
         arguments = (epoch, base_length, to_bytes(tokens), progress, finish_reason, self._ttl_ms)
-        self._accept(await self._run(self._commit, session_id, arguments), session_id, epoch, base_length)
+        # Its write has the deadline already, which is one for many calls.
+        answer = await self._answered(self._commit(_keys(session_id), arguments), session_id)
+        self._accept(answer, session_id, epoch, base_length)
 
     async def finish(self, session_id: str, epoch: int, finish_reason: int) -> None:
         """See SessionStore."""
@@ -111,9 +113,15 @@ class RedisStore:
         return answer
 
     async def _within_deadline(self, call: Awaitable[T], subject: str) -> T:
-        try:
+        async def limited() -> T:
             async with asyncio.timeout(self._timeout):
                 return await call
+
+        return await self._answered(limited(), subject)
+
+    async def _answered(self, call: Awaitable[T], subject: str) -> T:
+        try:
+            return await call
         except TimeoutError as error:
             raise StoreUnavailable(f"session store {self._address} did not answer within {self._timeout} s") from error
         except (RedisError, OSError) as error:

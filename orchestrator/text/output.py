@@ -1,6 +1,6 @@
 """The output of one generation: which tokens of a round to keep, and the text that they add."""
 
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
@@ -64,7 +64,7 @@ class _State:
     detokenizer: Detokenizer
     matcher: StopMatcher
     # Tokens whose text, or the text of a token before them, may belong to a stop string.
-    held: deque[EmittedToken] = field(default_factory=deque)
+    held: list[EmittedToken] = field(default_factory=list)
     held_characters: int = 0
     generated: int = 0
     delivered: Counter["TokenOrigin.ValueType"] = field(default_factory=Counter)
@@ -86,16 +86,16 @@ class _State:
     def release(self) -> list[EmittedToken]:
         """Takes out the leading tokens whose text no stop string can reach any more; all of them at the end."""
         reach = 0 if self.finish else self.matcher.held
-        released = []
-        while self.held and self.held_characters - len(self.held[0].text) >= reach:
-            token = self.held.popleft()
-            self.held_characters -= len(token.text)
-            released.append(token)
+        count = 0
+        while count < len(self.held) and self.held_characters - len(self.held[count].text) >= reach:
+            self.held_characters -= len(self.held[count].text)
+            count += 1
+        released, self.held = self.held[:count], self.held[count:]
         return released
 
     def cut(self, length: int) -> None:
         """Shortens the held text to its first `length` characters; the tokens stay."""
-        tokens, self.held = self.held, deque()
+        tokens, self.held = self.held, []
         self.held_characters = 0
         for token in tokens:
             self.hold(replace(token, text=token.text[: length - self.held_characters]))
