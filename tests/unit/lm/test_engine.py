@@ -85,7 +85,7 @@ def test_k3_pages_behind_broken_logits_are_not_shared(monkeypatch: pytest.Monkey
 
     def poison(layer: int, slots: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> None:
         value = value.clone()
-        value[:, :20] = math.nan  # the first segment's rows
+        value[:20] = math.nan  # the first segment's rows
         write(layer, slots, key, value)
 
     with monkeypatch.context() as patch:
@@ -101,7 +101,7 @@ def test_k3_pages_behind_broken_logits_are_not_shared(monkeypatch: pytest.Monkey
 def test_k3_what_a_broken_session_left_in_its_pages_reaches_no_other() -> None:
     engine, model = tiny_engine("llama"), own_model("llama")
     for tensor in (*engine._storage.keys, *engine._storage.values):
-        tensor[: engine._storage.null_slot] = math.nan
+        tensor[:, : engine._storage.null_page * PAGE] = math.nan
     texts = [text(length, length) for length in (2, 5, 9, 11)]
     sequences = [engine.open(it[:1]) for it in texts]
     engine.forward([Segment(it, words[:1], 0) for it, words in zip(sequences, texts, strict=True)])
