@@ -10,7 +10,7 @@ from contextvars import ContextVar
 from typing import Protocol
 
 import torch
-from torch.nn.functional import scaled_dot_product_attention
+from torch.nn.functional import pad, scaled_dot_product_attention
 from transformers import AttentionInterface
 
 from outrider.lm.engine import ModelRefused
@@ -34,28 +34,28 @@ class LayerCall:
 
     Attributes:
         query: [n, heads, key_dim].
-        key: [n, kv_heads, key_dim].
-        value: [n, kv_heads, value_dim].
+        key_value: [n, 2 * kv_heads, width]: the heads of the keys, then those of the values, the narrower ones padded.
+        value_dim: width of a value.
         scaling: factor of the scores; None means 1 / sqrt(key_dim).
         window: how many positions a row looks back, its own included; None means all.
         softcap: scores become softcap * tanh(scores / softcap).
         sinks: [heads] logits of a key without a value.
     """
 
-    __slots__ = ("key", "query", "scaling", "sinks", "softcap", "value", "window")
+    __slots__ = ("key_value", "query", "scaling", "sinks", "softcap", "value_dim", "window")
 
     def __init__(
         self,
         query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
+        key_value: torch.Tensor,
+        value_dim: int,
         *,
         scaling: float | None = None,
         window: int | None = None,
         softcap: float | None = None,
         sinks: torch.Tensor | None = None,
     ) -> None:
-        self.query, self.key, self.value = query, key, value
+        self.query, self.key_value, self.value_dim = query, key_value, value_dim
         self.scaling, self.window, self.softcap, self.sinks = scaling, window, softcap, sinks
 
 
@@ -91,12 +91,12 @@ class Recording:
 
     def attend(self, call: LayerCall) -> torch.Tensor:
         """Notes the layer; the output is zero."""
-        _, kv_heads, key_dim = call.key.shape
-        value_dim = call.value.shape[-1]
-        if not call.query.dtype == call.key.dtype == call.value.dtype:
+        if call.query.dtype != call.key_value.dtype:
             raise ModelRefused("its attention mixes numeric types")
-        self.layers.append(LayerShape(kv_heads, key_dim, value_dim, call.key.dtype, call.window))
-        return call.query.new_zeros(*call.query.shape[:2], value_dim)
+        count, heads, key_dim = call.query.shape
+        kv_heads = call.key_value.shape[1] // 2
+        self.layers.append(LayerShape(kv_heads, key_dim, call.value_dim, call.query.dtype, call.window))
+        return call.query.new_zeros(count, heads, call.value_dim)
 
 
 class PagedPass:
@@ -109,13 +109,13 @@ class PagedPass:
     def attend(self, call: LayerCall) -> torch.Tensor:
         """Writes the new keys and values, then attends over the cached ones, sequence by sequence or in groups."""
         layer, self._layer = self._layer, self._layer + 1
-        self._storage.write(layer, self._batch.slots, call.key, call.value)
+        self._storage.write(layer, self._batch.slots, call.key_value)
         query = call.query
         count, heads, _ = query.shape
-        views = self._batch.views(call.window, heads, call.key.shape[1], query.dtype)
+        views = self._batch.views(call.window, heads, call.key_value.shape[1] // 2, query.dtype)
         if views[0].rows is None:
             return self._attend_view(layer, call, query, views[0])
-        output = query.new_empty(count, heads, call.value.shape[-1])
+        output = query.new_empty(count, heads, call.value_dim)
         for view in views:
             assert view.rows is not None
             output.index_copy_(0, view.rows, self._attend_view(layer, call, query.index_select(0, view.rows), view))
@@ -126,55 +126,48 @@ class PagedPass:
 
         Query heads that share a key head are folded into the rows: no key is repeated, with any mask and kernel.
         """
-        (rows, heads, _), kv_heads, sequences = query.shape, call.key.shape[1], view.sequences
-        each, group = rows // sequences, heads // kv_heads
-        keys, values = (it.view(kv_heads * sequences, -1, it.shape[-1]) for it in self._storage.read(layer, view.pages))
-        folded = query.view(sequences, each, kv_heads, group, -1).permute(2, 0, 3, 1, 4)
-        folded = folded.reshape(kv_heads * sequences, group * each, -1)
-        output = _attend(folded, keys, values, view.mask, call)
-        unfolded = output.view(kv_heads, sequences, group, each, -1).permute(1, 3, 0, 2, 4)
-        return unfolded.reshape(rows, heads, -1)
+        (count, heads, key_dim), kv_heads, sequences = query.shape, call.key_value.shape[1] // 2, view.sequences
+        each, group = count // sequences, heads // kv_heads
+        keys, values = self._storage.read(layer, view.pages).view(2, kv_heads * sequences, -1, call.key_value.shape[2])
+        folded = query.view(sequences, each, kv_heads, group, key_dim).permute(2, 0, 3, 1, 4)
+        folded = folded.reshape(kv_heads * sequences, group * each, key_dim)
+        output = _attend(folded, keys[..., :key_dim], values[..., : call.value_dim], view, call)
+        unfolded = output.view(kv_heads, sequences, group, each, call.value_dim).permute(1, 3, 0, 2, 4)
+        return unfolded.reshape(count, heads, call.value_dim)
 
 
 def _attend(
-    query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask: torch.Tensor | None, call: LayerCall
+    query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, view: View, call: LayerCall
 ) -> torch.Tensor:
-    """[b, rows, key_dim] over [b, keys, key_dim] and [b, keys, value_dim] to [b, rows, value_dim]."""
-    if call.softcap is not None or call.sinks is not None:
-        return _attend_by_hand(query, keys, values, mask, call)
-    if query.shape[1] <= MAX_PRODUCT_ROWS and query.device.type == "cpu" and query.dtype in _PRODUCTS:
-        scale = query.shape[-1] ** -0.5 if call.scaling is None else call.scaling
-        scores = (
-            torch.bmm(query, keys.transpose(1, 2)).mul_(scale)
-            if mask is None
-            else torch.baddbmm(mask, query, keys.transpose(1, 2), alpha=scale)
-        )
-        return torch.bmm(scores.softmax(-1), values)
-    # One sequence, or one mask a sequence's head: the same batch for the kernel.
-    output: torch.Tensor = scaled_dot_product_attention(
-        query[None], keys[None], values[None], attn_mask=None if mask is None else mask[None], scale=call.scaling
-    )
-    return output[0]
+    """[b, rows, key_dim] over [b, keys, key_dim] and [b, keys, value_dim] to [b, rows, value_dim].
+
+    b counts the sequences of the first head, then those of the second, and so on.
+    """
+    by_hand = call.softcap is not None or call.sinks is not None
+    if by_hand or (query.shape[1] <= MAX_PRODUCT_ROWS and query.device.type == "cpu" and query.dtype in _PRODUCTS):
+        return _attend_by_hand(query, keys, values, view, call)
+    batched = (it.view(-1, view.sequences, *it.shape[1:]) for it in (query, keys, values))  # [kv_heads, sequences, ...]
+    output: torch.Tensor = scaled_dot_product_attention(*batched, attn_mask=view.mask, scale=call.scaling)
+    return output.flatten(0, 1)
 
 
 def _attend_by_hand(
-    query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask: torch.Tensor | None, call: LayerCall
+    query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, view: View, call: LayerCall
 ) -> torch.Tensor:
-    """Attention with softcap or sinks, as the models' own eager code: the softmax alone is float32."""
+    """As the models' own eager code: products in the model's type, softmax in float32 inside."""
     scaling = query.shape[-1] ** -0.5 if call.scaling is None else call.scaling
-    scores = query @ keys.transpose(1, 2) * scaling  # [kv_heads * sequences, group * rows, keys]
+    scores = torch.bmm(query, keys.transpose(1, 2))
     if call.softcap is not None:
-        scores = torch.tanh(scores / call.softcap) * call.softcap
-    if mask is not None:
-        scores = scores + mask
+        scores, scaling = torch.tanh(scores * scaling / call.softcap), call.softcap
+    by_sequence = scores.view(-1, view.sequences, *scores.shape[1:])  # [kv_heads, sequences, group * n, keys]
+    scores = (by_sequence * scaling if view.mask is None else torch.add(view.mask, by_sequence, alpha=scaling)).flatten(0, 1)
     if call.sinks is None:
-        return scores.softmax(-1, dtype=torch.float32).to(query.dtype) @ values
-    kv_heads, (count, rows, _) = call.key.shape[1], scores.shape
+        return torch.bmm(scores.softmax(-1), values)
+    kv_heads, (count, rows, _) = call.key_value.shape[1] // 2, scores.shape
     group = call.sinks.numel() // kv_heads
-    sinks = call.sinks.view(kv_heads, 1, group, 1).expand(-1, count // kv_heads, -1, rows // group)
-    sinks = sinks.reshape(count, rows, 1)
-    weights = torch.cat([scores, sinks.to(scores.dtype)], -1).softmax(-1, dtype=torch.float32)
-    return weights[..., :-1].to(query.dtype) @ values
+    sinks = call.sinks.view(kv_heads, 1, group, 1).expand(-1, view.sequences, -1, rows // group).reshape(count, rows, 1)
+    weights = torch.cat([scores, sinks.to(scores.dtype)], -1).softmax(-1)
+    return torch.bmm(weights[..., :-1], values)
 
 
 def _attention(
@@ -202,9 +195,24 @@ def _attention(
         raise ModelRefused(f"its attention depends on {', '.join(unknown)}, which is not supported")
     if query.shape[0] != 1:
         raise ModelRefused("its attention adds sequences to the batch")
-    query, key, value = (it[0].transpose(0, 1) for it in (query, key, value))
-    call = LayerCall(query, key, value, scaling=scaling, window=sliding_window or None, softcap=softcap, sinks=s_aux)
+    call = LayerCall(
+        query[0].transpose(0, 1),
+        _side_by_side(key[0], value[0]),
+        value.shape[-1],
+        scaling=scaling,
+        window=sliding_window or None,
+        softcap=softcap,
+        sinks=s_aux,
+    )
     return _current.get().attend(call)[None], None
+
+
+def _side_by_side(key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+    """[kv_heads, n, dim] each, as LayerCall.key_value."""
+    if key.dtype != value.dtype:
+        raise ModelRefused("its attention mixes numeric types")
+    width = max(key.shape[-1], value.shape[-1])
+    return torch.cat([pad(it, (0, width - it.shape[-1])) for it in (key, value)]).transpose(0, 1)
 
 
 AttentionInterface.register(ATTENTION, _attention)

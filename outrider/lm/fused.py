@@ -4,12 +4,11 @@ transformers' own layers take some forty small operations each, which cost a sma
 query, key and value come from one matrix, so do gate and up projection, and nothing is copied between them.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import nn
-from torch.nn.functional import rms_norm
 from transformers import PreTrainedModel
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer
 from transformers.models.mistral.modeling_mistral import MistralDecoderLayer
@@ -18,74 +17,101 @@ from transformers.models.qwen3.modeling_qwen3 import Qwen3DecoderLayer
 
 from outrider.lm.attention import LayerCall, Paged
 from outrider.lm.kv_storage import LayerShape
-from outrider.lm.packed import pack_linears
+from outrider.lm.packed import pack_linear, pack_linears
 
 # They differ in biases, in windows and in norms over the heads of queries and keys.
 _LAYERS = (LlamaDecoderLayer, MistralDecoderLayer, Qwen2DecoderLayer, Qwen3DecoderLayer)
 
 
-class _Norm(nn.Module):
+class _Norm:
+    """RMS norm over the last dimension."""
+
     def __init__(self, norm: Any) -> None:
-        super().__init__()
-        self.weight, self._shape, self._epsilon = norm.weight, norm.weight.shape, norm.variance_epsilon
+        size = len(norm.weight)
+        self._size, self._shape, self._epsilon = size, (2 * size,), norm.variance_epsilon
+        self._scale = torch.cat((norm.weight, torch.zeros_like(norm.weight))).detach()
 
-    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        return rms_norm(inputs, self._shape, self.weight, self._epsilon)
+    def __call__(self, inputs: torch.Tensor) -> torch.Tensor:
+        """[..., size] to the same shape."""
+        # x and -x together have mean 0 and x's mean square as their variance: their layer norm is x's RMS norm, in one
+        # kernel where torch's own takes eight.
+        both = torch.cat((inputs, -inputs), -1)
+        return torch.native_layer_norm(both, self._shape, self._scale, None, self._epsilon)[0][..., : self._size]
 
 
-class _Layer(nn.Module):
-    def __init__(self, layer: Any, shape: LayerShape) -> None:
-        super().__init__()
+class FusedLayer:
+    """One layer. Plain objects and bound methods: what torch does around a module's call adds up over the layers.
+
+    Args:
+        layer: transformers' own.
+        shape: what it keeps.
+        pack: whether its weights are packed for the CPU.
+    """
+
+    def __init__(self, layer: Any, shape: LayerShape, *, pack: bool) -> None:
         attention, mlp = layer.self_attn, layer.mlp
         self.before_attention, self.before_mlp = _Norm(layer.input_layernorm), _Norm(layer.post_attention_layernorm)
-        self.query_key_value = _joined(attention.q_proj, attention.k_proj, attention.v_proj)
-        self.output = attention.o_proj
-        self.gate_up, self.down = _joined(mlp.gate_proj, mlp.up_proj), mlp.down_proj
-        self.activation = mlp.act_fn
-        normed = hasattr(attention, "q_norm")
-        self.query_norm = _Norm(attention.q_norm) if normed else None
-        self.key_norm = _Norm(attention.k_norm) if normed else None
-        self._kv_heads, self._dim = shape.kv_heads, shape.key_dim
-        self._heads = attention.q_proj.out_features // shape.key_dim
+        self.linears = [
+            pack_linear(it) if pack else it
+            for it in (
+                _joined(attention.q_proj, attention.k_proj, attention.v_proj),
+                attention.o_proj,
+                _joined(mlp.gate_proj, mlp.up_proj),
+                mlp.down_proj,
+            )
+        ]
+        self.query_key_value, self.output, self.gate_up, self.down = (it.forward for it in self.linears)
+        self.activation: Callable[[torch.Tensor], torch.Tensor] = mlp.act_fn.forward
+        self._head_norms = (_Norm(attention.q_norm), _Norm(attention.k_norm)) if hasattr(attention, "q_norm") else None
+        self.kv_heads, self.dim = shape.kv_heads, shape.key_dim
+        self.heads = attention.q_proj.out_features // shape.key_dim
         self._scaling, self._window = attention.scaling, shape.window
 
-    def forward(self, hidden: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, paged: Paged) -> torch.Tensor:
-        """hidden [n, hidden size]; cos and sin [n, 1, key_dim], the first half of sin negative."""
+    def run(self, hidden: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, paged: Paged) -> torch.Tensor:
+        """hidden [n, hidden size]; cos and sin [n, heads + 2 * kv_heads, dim], from `rotations`."""
         hidden = hidden + self._attended(self.before_attention(hidden), cos, sin, paged)
         gate, up = self.gate_up(self.before_mlp(hidden)).chunk(2, -1)
         return hidden + self.down(self.activation(gate) * up)
 
     def _attended(self, inputs: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, paged: Paged) -> torch.Tensor:
-        count, heads = len(inputs), self._heads
-        parts = self.query_key_value(inputs).view(count, heads + 2 * self._kv_heads, self._dim)
-        turning, value = parts[:, : heads + self._kv_heads], parts[:, heads + self._kv_heads :]
-        if self.query_norm and self.key_norm:
-            turning = torch.cat((self.query_norm(turning[:, :heads]), self.key_norm(turning[:, heads:])), 1)
-        half = self._dim // 2
-        swapped = torch.cat((turning[..., half:], turning[..., :half]), -1)
-        turned = torch.addcmul(turning * cos, swapped, sin)
-        call = LayerCall(turned[:, :heads], turned[:, heads:], value, scaling=self._scaling, window=self._window)
-        attended: torch.Tensor = self.output(paged.attend(call).reshape(count, -1))
-        return attended
+        count, heads, kv_heads, dim = len(inputs), self.heads, self.kv_heads, self.dim
+        parts = self.query_key_value(inputs).view(count, heads + 2 * kv_heads, dim)
+        if self._head_norms:
+            query, key, value = parts.split((heads, kv_heads, kv_heads), 1)
+            parts = torch.cat((self._head_norms[0](query), self._head_norms[1](key), value), 1)
+        turned = torch.addcmul(parts * cos, parts.roll(dim // 2, -1), sin)
+        call = LayerCall(turned[:, :heads], turned[:, heads:], dim, scaling=self._scaling, window=self._window)
+        return self.output(paged.attend(call).reshape(count, heads * dim))
+
+    def rotations(self, cos: torch.Tensor, sin: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """From [n, 1, dim] each to the factors of `run`: values, which come with the queries and keys, stay."""
+        turning, still = (-1, self.heads + self.kv_heads, -1), (-1, self.kv_heads, -1)
+        half = self.dim // 2
+        signed = torch.cat((-sin[..., :half], sin[..., half:]), -1)
+        return (
+            torch.cat((cos.expand(turning), torch.ones_like(cos).expand(still)), 1),
+            torch.cat((signed.expand(turning), torch.zeros_like(sin).expand(still)), 1),
+        )
 
 
-class FusedDecoder(nn.Module):
-    """A model's pass; a Run. `FusedDecoder.of` makes it."""
+class FusedDecoder:
+    """A model's pass; a Run. `FusedDecoder.of` makes it.
+
+    Attributes:
+        layers, norm, head, embeddings, rotary: its parts.
+    """
 
     def __init__(self, model: PreTrainedModel, shapes: Sequence[LayerShape], *, pack: bool) -> None:
-        super().__init__()
         body: Any = model.base_model
-        self.embeddings, self.rotary, self.norm = body.embed_tokens, body.rotary_emb, _Norm(body.norm)
+        self.embeddings, self.rotary, self.norm = body.embed_tokens.forward, body.rotary_emb, _Norm(body.norm)
         self.head: Any = model.get_output_embeddings()  # type: ignore[no-untyped-call]
-        self.layers = nn.ModuleList()
-        for index, shape in enumerate(shapes):
-            layer = _Layer(body.layers[index], shape)
-            body.layers[index] = nn.Identity()  # never two copies of more than one layer
-            if pack:
-                pack_linears(layer)
-            self.layers.append(layer)
         if pack:
-            pack_linears(self)
+            self.head = pack_linear(self.head)
+            pack_linears(self.head)
+        self.layers: list[FusedLayer] = []
+        for index, shape in enumerate(shapes):
+            self.layers.append(FusedLayer(body.layers[index], shape, pack=pack))
+            body.layers[index] = nn.Identity()  # never two copies of more than one layer
 
     @staticmethod
     def of(model: PreTrainedModel, shapes: Sequence[LayerShape], *, pack: bool) -> "FusedDecoder | None":
@@ -98,16 +124,14 @@ class FusedDecoder(nn.Module):
             return None
         return FusedDecoder(model, shapes, pack=pack)
 
-    def forward(
+    def __call__(
         self, tokens: torch.Tensor, positions: torch.Tensor, wanted: torch.Tensor, paged: Paged
     ) -> torch.Tensor:
         """As `run_model`."""
         hidden = self.embeddings(tokens)
-        cos, sin = (it[0][:, None] for it in self.rotary(hidden, positions[None]))
-        half = sin.shape[-1] // 2
-        sin = torch.cat((-sin[..., :half], sin[..., half:]), -1)
+        cos, sin = self.layers[0].rotations(*(it[0][:, None] for it in self.rotary(hidden, positions[None])))
         for layer in self.layers:
-            hidden = layer(hidden, cos, sin, paged)
+            hidden = layer.run(hidden, cos, sin, paged)
         logits: torch.Tensor = self.head(self.norm(hidden[wanted]))
         return logits
 

@@ -54,9 +54,9 @@ class View:
     Attributes:
         rows: [sequences * n] rows of the pass, a piece's last repeated as padding; None for all rows in order.
         sequences: how many pieces.
-        pages: [kv_heads * sequences * pages] rows of KvStorage.read, padded with the null page.
-        mask: [1 or kv_heads * sequences, group * n, keys] added to the scores, for whole pages of keys; None when every
-            row sees every key.
+        pages: [2 * kv_heads * sequences * pages] rows of KvStorage.read, padded with the null page.
+        mask: [sequences, group * n, keys] added to the scores, for whole pages of keys; None when every row sees every
+            key.
     """
 
     rows: torch.Tensor | None
@@ -111,21 +111,18 @@ class RaggedBatch:
         mask = _mask(rows + starts[:, None], keys, window)
         rows += np.array([piece.first_row for piece in pieces])[:, None]
         whole = rows.size == self._count and bool((rows.ravel() == np.arange(self._count)).all())
-        head_rows = np.arange(kv_heads)[:, None] * (self._null_page + 1) + pages.ravel()
+        head_rows = np.arange(2 * kv_heads)[:, None] * (self._null_page + 1) + pages.ravel()
         return View(
             None if whole else self._tensor(rows.ravel()),
             len(pieces),
             self._tensor(head_rows.ravel()),
-            None if mask is None else self._additive(mask, heads // kv_heads, kv_heads, dtype),
+            None if mask is None else self._additive(mask, heads // kv_heads, dtype),
         )
 
-    def _additive(self, mask: npt.NDArray[np.bool_], group: int, kv_heads: int, dtype: torch.dtype) -> torch.Tensor:
-        sequences, rows, keys = mask.shape
+    def _additive(self, mask: npt.NDArray[np.bool_], group: int, dtype: torch.dtype) -> torch.Tensor:
         seen = torch.from_numpy(mask).to(self._device)
         additive = torch.zeros(mask.shape, dtype=dtype, device=self._device).masked_fill_(~seen, float("-inf"))
-        copies = kv_heads if sequences > 1 else 1  # the heads of one sequence share its mask
-        each = additive[None, :, None].expand(copies, sequences, group, rows, keys)
-        return each.reshape(copies * sequences, group * rows, keys)
+        return additive.repeat(1, group, 1)
 
     def _tensor(self, array: Int64Array) -> torch.Tensor:
         return torch.from_numpy(array).to(self._device)
