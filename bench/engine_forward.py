@@ -2,9 +2,9 @@
 
     python -m bench.engine_forward [--model MODEL] [--made]
 
-A pass over `batch` sessions with `positions` new ones each, after a context of 512. *Bare* is a plain loop over the same
-packed weights with a dense cache of exactly the right length for every case: no pages, no sequences, no checks, no
-sampling; its attention is the faster of two products and torch's fused kernel. Both take turns, and the median of the
+A pass over `batch` sessions with `positions` new ones each, after a context of 512. *Bare* is a plain loop over the
+same packed weights with a dense cache of exactly the right length for every case: no pages, no sequences, no checks;
+its attention is the faster of two products and torch's fused kernel. Both take turns, and the median of the
 ratios counts. At one position a pass is reading its weights once: their bytes over the time stand beside what this
 machine reaches when it only reads as many bytes. Without options the demo's target and a random model of 0.4B
 parameters are measured. Exits with 1 when a ratio is above its limit, 1.05 at one session and 1.15 at more.
@@ -216,9 +216,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             models = [made_model(directory)] if options.made else [f"gguf:{fetch()}", made_model(directory)]
         for model in models:
             pages = max(options.batch) * -(-(options.context + max(options.positions)) // 16)
-            settings = EngineOptions(
-                dtype=options.dtype, threads=options.threads, kv_pages=pages + 4
-            )
+            settings = EngineOptions(dtype=options.dtype, threads=options.threads, kv_pages=pages + 4)
             engine = load_engine(model, settings)
             assert isinstance(engine, CausalLm)
             kept &= report(engine, options)

@@ -1,11 +1,19 @@
-"""Models with random weights that a bench makes for itself: real architecture, real size, no download."""
+"""Models that a bench makes for itself: random weights of a real architecture and size, or the demo's target.
+
+python -m bench.made_model DIRECTORY [--demo]
+"""
+
+import argparse
 
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerBase
 
+from outrider.cli.weights import fetch
+from outrider.lm.checkpoint import load_config, load_weights
 from outrider.lm.quiet import quiet
+from outrider.lm.source import parse_source
 from outrider.lm.synthetic_spec import SyntheticSpec
-from outrider.lm.tokenizer import synthetic_tokenizer
+from outrider.lm.tokenizer import load_tokenizer, synthetic_tokenizer
 
 TINY_VOCABULARY = 26
 
@@ -45,3 +53,28 @@ def _saved(config: LlamaConfig, dtype: torch.dtype, tokenizer: PreTrainedTokeniz
         LlamaForCausalLM._from_config(config, dtype=dtype).save_pretrained(directory)
     tokenizer.save_pretrained(directory)
     return directory
+
+
+def demo_model(directory: str) -> str:
+    """The demo's target in bfloat16, as servers read it that know no GGUF."""
+    source = parse_source(f"gguf:{fetch()}")
+    model = load_weights(source, load_config(source), "bfloat16", torch.device("cpu"))
+    del model.config.quantization_config
+    model.save_pretrained(directory)
+    load_tokenizer(source.name).save_pretrained(directory)
+    return directory
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("directory")
+    parser.add_argument("--demo", action="store_true", help="the demo's target instead of a random model")
+    options = parser.parse_args()
+    if options.demo:
+        demo_model(options.directory)
+    else:
+        made_model(options.directory, load_tokenizer(f"gguf:{fetch()}"))
+
+
+if __name__ == "__main__":
+    main()

@@ -29,6 +29,7 @@ from outrider.cli.options import ProposerName
 from outrider.cli.run import told
 from outrider.cli.system import SystemOptions
 
+
 def job_of(options: argparse.Namespace) -> Job:
     proposer = ProposerName(options.proposer) if options.proposer else None
     job = Job(

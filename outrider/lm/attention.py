@@ -136,9 +136,7 @@ class PagedPass:
         return unfolded.reshape(count, heads, call.value_dim)
 
 
-def _attend(
-    query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, view: View, call: LayerCall
-) -> torch.Tensor:
+def _attend(query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, view: View, call: LayerCall) -> torch.Tensor:
     """[b, rows, key_dim] over [b, keys, key_dim] and [b, keys, value_dim] to [b, rows, value_dim].
 
     b counts the sequences of the first head, then those of the second, and so on.
@@ -146,8 +144,9 @@ def _attend(
     by_hand = call.softcap is not None or call.sinks is not None
     if by_hand or (query.shape[1] <= MAX_PRODUCT_ROWS and query.device.type == "cpu" and query.dtype in _PRODUCTS):
         return _attend_by_hand(query, keys, values, view, call)
-    batched = (it.view(-1, view.sequences, *it.shape[1:]) for it in (query, keys, values))  # [kv_heads, sequences, ...]
-    output: torch.Tensor = scaled_dot_product_attention(*batched, attn_mask=view.mask, scale=call.scaling)
+    # [kv_heads, sequences, rows, dim]
+    query, keys, values = (it.view(-1, view.sequences, *it.shape[1:]) for it in (query, keys, values))
+    output: torch.Tensor = scaled_dot_product_attention(query, keys, values, attn_mask=view.mask, scale=call.scaling)
     return output.flatten(0, 1)
 
 
@@ -159,8 +158,11 @@ def _attend_by_hand(
     scores = torch.bmm(query, keys.transpose(1, 2))
     if call.softcap is not None:
         scores, scaling = torch.tanh(scores * scaling / call.softcap), call.softcap
-    by_sequence = scores.view(-1, view.sequences, *scores.shape[1:])  # [kv_heads, sequences, group * n, keys]
-    scores = (by_sequence * scaling if view.mask is None else torch.add(view.mask, by_sequence, alpha=scaling)).flatten(0, 1)
+    if view.mask is None:
+        scores = scores * scaling
+    else:
+        by_sequence = scores.view(-1, view.sequences, *scores.shape[1:])  # [kv_heads, sequences, rows, keys]
+        scores = torch.add(view.mask, by_sequence, alpha=scaling).flatten(0, 1)
     if call.sinks is None:
         return torch.bmm(scores.softmax(-1), values)
     kv_heads, (count, rows, _) = call.key_value.shape[1] // 2, scores.shape

@@ -71,7 +71,8 @@ class FusedLayer:
         """hidden [n, hidden size]; cos and sin [n, heads + 2 * kv_heads, dim], from `rotations`."""
         hidden = hidden + self._attended(self.before_attention(hidden), cos, sin, paged)
         gate, up = self.gate_up(self.before_mlp(hidden)).chunk(2, -1)
-        return hidden + self.down(self.activation(gate) * up)
+        changed: torch.Tensor = self.down(self.activation(gate) * up)
+        return hidden + changed
 
     def _attended(self, inputs: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, paged: Paged) -> torch.Tensor:
         count, heads, kv_heads, dim = len(inputs), self.heads, self.kv_heads, self.dim
@@ -81,7 +82,8 @@ class FusedLayer:
             parts = torch.cat((self._head_norms[0](query), self._head_norms[1](key), value), 1)
         turned = torch.addcmul(parts * cos, parts.roll(dim // 2, -1), sin)
         call = LayerCall(turned[:, :heads], turned[:, heads:], dim, scaling=self._scaling, window=self._window)
-        return self.output(paged.attend(call).reshape(count, heads * dim))
+        attended: torch.Tensor = self.output(paged.attend(call).reshape(count, heads * dim))
+        return attended
 
     def rotations(self, cos: torch.Tensor, sin: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """From [n, 1, dim] each to the factors of `run`: values, which come with the queries and keys, stay."""
