@@ -28,8 +28,6 @@ SHORT_SPIN = {"GOMP_SPINCOUNT": "10000"}
 # Of one split, in each of the two ways; a slow pair gets fewer rounds.
 _ROUNDS, _SECONDS = 9, 0.5
 _READY_SECONDS = 60.0
-# A split whose rounds are shorter is still not taken when both models busy at once take so much longer.
-_MOST_LOSS = 1.15
 
 
 @dataclass(frozen=True)
@@ -71,16 +69,14 @@ class Unmeasured(Exception):
 
 
 def splits(cores: int) -> list[Split]:
-    """What is compared, the fallback first: half of the cores each; all for the target; all for both."""
+    """What is compared: half of the cores each; all for the target; all for both."""
     half = max(1, cores // 2)
     return list(dict.fromkeys([Split(half, half), Split(cores, half), Split(cores, cores)]))
 
 
 def best(times: dict[Split, Times]) -> Split:
-    """The shortest round among the splits that lose little when both models are busy; the first one is the measure."""
-    fallback = next(iter(times.values()))
-    fit = [split for split, it in times.items() if it.at_once <= _MOST_LOSS * fallback.at_once]
-    return min(fit, key=lambda split: times[split].alternating)
+    """The least product of both times: what one session gains counts as much as what many lose."""
+    return min(times, key=lambda split: times[split].alternating * times[split].at_once)
 
 
 def words(chosen: Split, times: dict[Split, Times]) -> str:

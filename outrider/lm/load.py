@@ -16,7 +16,6 @@ from outrider.lm.checkpoint import load_config, load_weights
 from outrider.lm.decoder import layer_by_layer
 from outrider.lm.distilled import DistilledDraft
 from outrider.lm.engine import Engine, EngineInfo, ModelRefused
-from outrider.lm.freed_memory import keep_freed_memory
 from outrider.lm.fused import FusedDecoder
 from outrider.lm.gguf_once import gguf_read_once
 from outrider.lm.kv import PagePool
@@ -103,7 +102,6 @@ def load_engine(model: str, options: EngineOptions = EngineOptions(), progress: 
         return SyntheticEngine(SyntheticSpec.parse(source.location), source.name)
     if options.threads:
         torch.set_num_threads(options.threads)
-    keep_freed_memory()
     device = _device(options.device)
     report(0.0, "reading the configuration")
     with refusing(source.name), gguf_read_once(), quiet(lambda part, what: report(0.05 + 0.75 * part, what)):

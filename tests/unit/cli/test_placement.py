@@ -18,8 +18,8 @@ def test_the_shortest_round_wins() -> None:
     assert best({HALF: Times(0.05, 0.06), TARGET: Times(0.04, 0.06), BOTH: Times(0.06, 0.06)}) == TARGET
 
 
-def test_a_split_that_loses_when_both_are_busy_is_not_taken() -> None:
-    assert best({HALF: Times(0.05, 0.06), TARGET: Times(0.04, 0.062), BOTH: Times(0.03, 0.6)}) == TARGET
+def test_a_split_that_loses_more_when_both_are_busy_is_not_taken() -> None:
+    assert best({HALF: Times(0.05, 0.06), TARGET: Times(0.04, 0.07), BOTH: Times(0.03, 0.6)}) == TARGET
     assert best({HALF: Times(0.05, 0.06), TARGET: Times(0.04, 0.6), BOTH: Times(0.03, 0.6)}) == HALF
 
 
