@@ -128,10 +128,13 @@ class PagedPass:
         """
         (count, heads, key_dim), kv_heads, sequences = query.shape, call.key_value.shape[1] // 2, view.sequences
         each, group = count // sequences, heads // kv_heads
-        keys, values = self._storage.read(layer, view.pages).view(2, kv_heads * sequences, -1, call.key_value.shape[2])
+        width = call.key_value.shape[2]
+        keys, values = self._storage.read(layer, view.pages).view(2, kv_heads * sequences, -1, width).unbind()
+        if key_dim != call.value_dim:  # the narrower ones are padded
+            keys, values = keys[..., :key_dim], values[..., : call.value_dim]
         folded = query.view(sequences, each, kv_heads, group, key_dim).permute(2, 0, 3, 1, 4)
         folded = folded.reshape(kv_heads * sequences, group * each, key_dim)
-        output = _attend(folded, keys[..., :key_dim], values[..., : call.value_dim], view, call)
+        output = _attend(folded, keys, values, view, call)
         unfolded = output.view(kv_heads, sequences, group, each, call.value_dim).permute(1, 3, 0, 2, 4)
         return unfolded.reshape(count, heads, call.value_dim)
 
