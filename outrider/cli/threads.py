@@ -9,6 +9,8 @@ from outrider.cli.weights import cache_directory
 
 _MODELS = {ProposerName.model.value, ProposerName.early_exit.value}
 _WITHOUT_WEIGHTS = "synthetic:"
+# Of the rounds that are measured, where the orchestrator chooses it or all rounds are plain.
+_LOOKAHEAD = 4
 
 
 async def with_threads(options: SystemOptions, *, measure: bool) -> tuple[SystemOptions, str]:
@@ -34,7 +36,7 @@ async def with_threads(options: SystemOptions, *, measure: bool) -> tuple[System
 def _pair(options: SystemOptions, drafts: str) -> Pair:
     early = drafts == ProposerName.early_exit.value
     layers = options.early_exit_layers if early else 0
-    return Pair(options.target, options.draft, layers, options.dtype, max(1, options.lookahead))
+    return Pair(options.target, options.draft, layers, options.dtype, options.lookahead or _LOOKAHEAD)
 
 
 def _computes_elsewhere(options: SystemOptions) -> bool:
