@@ -16,6 +16,7 @@ from pathlib import Path
 
 from rich.console import Console
 
+from bench.made_model import tiny_model
 from bench.measured import measured
 from outrider.bench.demo_pair import PROPOSERS, demo_drafted, demo_system
 from outrider.bench.job import Compared, Job
@@ -27,29 +28,6 @@ from outrider.bench.tables import facts, summary_table
 from outrider.cli.options import ProposerName
 from outrider.cli.run import told
 from outrider.cli.system import SystemOptions
-from outrider.lm.quiet import quiet
-from outrider.lm.synthetic_spec import SyntheticSpec
-from outrider.lm.tokenizer import synthetic_tokenizer
-
-SMOKE_VOCABULARY = 26
-
-
-def tiny_model(directory: str) -> str:
-    """A MODEL of two layers with random weights, which transformers loads too."""
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    config = LlamaConfig(
-        vocab_size=SMOKE_VOCABULARY,
-        hidden_size=32,
-        intermediate_size=48,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        max_position_embeddings=512,
-    )
-    with quiet(lambda _part, _what: None):
-        LlamaForCausalLM(config).save_pretrained(directory)
-    synthetic_tokenizer(SyntheticSpec(vocab_size=SMOKE_VOCABULARY)).save_pretrained(directory)
-    return directory
 
 
 def job_of(options: argparse.Namespace) -> Job:

@@ -11,11 +11,21 @@ from rich.console import Console
 from outrider.cli.client import generate
 from outrider.cli.demo_prompts import PROMPTS, DemoPrompt
 from outrider.cli.demo_runs import DemoRuns, Plan, caption
-from outrider.cli.options import LONGEST_LOOKAHEAD, Device, Dtype, EarlyExitLayers, LogLevel, ProposerName, Threads
+from outrider.cli.options import (
+    LONGEST_LOOKAHEAD,
+    Device,
+    Dtype,
+    EarlyExitLayers,
+    LogLevel,
+    MeasureThreads,
+    ProposerName,
+    Threads,
+)
 from outrider.cli.report import comparison_table, number
 from outrider.cli.run import Failure, run, told
 from outrider.cli.startup import StartupView
-from outrider.cli.system import System, SystemOptions, fair_threads, running_system
+from outrider.cli.system import System, SystemOptions, running_system
+from outrider.cli.threads import with_threads
 from outrider.cli.tokens import TokenWriter
 from outrider.cli.weights import fetch
 from outrider.net.channel import connect
@@ -40,6 +50,7 @@ def demo(
     device: Device = "",
     target_threads: Threads = 0,
     draft_threads: Threads = 0,
+    measure_threads: MeasureThreads = True,
     color: Annotated[bool | None, typer.Option("--color/--no-color", help="Colour tokens by origin.")] = None,
 ) -> None:
     """Start the system with a small real model and compare speculative with plain decoding.
@@ -56,16 +67,20 @@ def demo(
         early_exit_layers=early_exit_layers,
         dtype=dtype,
         device=device,
-        target_threads=target_threads or fair_threads(),
-        draft_threads=draft_threads or fair_threads(),
+        target_threads=target_threads,
+        draft_threads=draft_threads,
         port=0,
         log_level=LogLevel.info.value,
     )
     colored = color if color is not None else sys.stdout.isatty() and "NO_COLOR" not in os.environ
-    run(_demo(options, Plan(tokens, lookahead, runs), TokenWriter(sys.stdout, color=colored)))
+    plan, writer = Plan(tokens, lookahead, runs), TokenWriter(sys.stdout, color=colored)
+    run(_demo(options, plan, writer, measure=measure_threads))
 
 
-async def _demo(options: SystemOptions, plan: Plan, writer: TokenWriter) -> None:
+async def _demo(options: SystemOptions, plan: Plan, writer: TokenWriter, *, measure: bool) -> None:
+    options, words = await with_threads(options, measure=measure)
+    if words:
+        print(words, file=sys.stderr, flush=True)
     async with running_system(options, StartupView(Console(stderr=True), logs=False)) as system:
         _require_draft(system)
         async with connect(system.address) as channel:

@@ -54,4 +54,8 @@ Lookahead = Annotated[
 EarlyExitLayers = Annotated[
     int, typer.Option(min=0, help="Layers of the target that the early_exit draft runs; 0 leaves the choice to it.")
 ]
-Threads = Annotated[int, typer.Option(min=0, help="CPU threads of the worker's model; 0 is half of the cores.")]
+Threads = Annotated[int, typer.Option(min=0, help="CPU threads of the worker's model; 0 leaves the choice.")]
+MeasureThreads = Annotated[
+    bool,
+    typer.Option("--measure-threads/--half-threads", help="Whether to measure; else half of the cores for each model."),
+]

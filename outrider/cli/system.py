@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from outrider.cli.embedded import embedded_store
 from outrider.cli.health import until_paired, until_serving
 from outrider.cli.options import ProposerName
+from outrider.cli.placement import SHORT_SPIN
 from outrider.cli.startup import StartupView
 from outrider.cli.supervise import Command, Supervisor
 from outrider.v1.orchestrator_pb2 import OrchestratorServiceGetInfoResponse
@@ -19,7 +20,7 @@ _PAIRING_SECONDS = 10.0
 _MAX_LOOKAHEAD = 16
 _WORKERS = 2
 # A tokenizer that was used before a fork warns and stalls otherwise.
-_ENVIRONMENT = {"TOKENIZERS_PARALLELISM": "false"}
+_ENVIRONMENT = {"TOKENIZERS_PARALLELISM": "false"} | SHORT_SPIN
 
 
 @dataclass(frozen=True)

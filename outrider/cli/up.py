@@ -1,5 +1,6 @@
 """`outrider up`: the whole system on one machine, kept running."""
 
+import sys
 from typing import Annotated
 
 import typer
@@ -13,13 +14,15 @@ from outrider.cli.options import (
     EarlyExitLayers,
     LogLevel,
     Lookahead,
+    MeasureThreads,
     ProposerName,
     Threads,
 )
 from outrider.cli.report import counted
 from outrider.cli.run import run
 from outrider.cli.startup import StartupView
-from outrider.cli.system import System, SystemOptions, fair_threads, running_system
+from outrider.cli.system import System, SystemOptions, running_system
+from outrider.cli.threads import with_threads
 
 
 def up(
@@ -43,6 +46,7 @@ def up(
     context_length: Annotated[int, typer.Option(min=0, help="Longest sequence in tokens; 0 is the model's own.")] = 0,
     target_threads: Threads = 0,
     draft_threads: Threads = 0,
+    measure_threads: MeasureThreads = True,
     host: Annotated[str, typer.Option(help="Address that the orchestrator listens on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="Its port; 0 takes a free one.")] = DEFAULT_PORT,
     log_level: Annotated[LogLevel, typer.Option(help="Least severe record that the services log.")] = LogLevel.info,
@@ -73,10 +77,13 @@ def up(
     )
     if "model" in proposers and not draft:
         raise typer.BadParameter("the proposer `model` needs one", param_hint="--draft")
-    run(_up(options), interrupted=0, farewell="stopped")
+    run(_up(options, measure=measure_threads), interrupted=0, farewell="stopped")
 
 
-async def _up(options: SystemOptions) -> None:
+async def _up(options: SystemOptions, *, measure: bool) -> None:
+    options, words = await with_threads(options, measure=measure)
+    if words:
+        print(words, file=sys.stderr, flush=True)
     async with running_system(options, StartupView(Console(stderr=True), logs=True)) as system:
         _announce(system, options)
         await system.supervisor.until_death()
@@ -86,7 +93,7 @@ def _announce(system: System, options: SystemOptions) -> None:
     reasons = {worker.address: worker.reason for worker in system.info.workers if not worker.usable}
     threads = {"target": options.target_threads, "draft": options.draft_threads}
     for name, address in system.addresses.items():
-        count = f"  {counted(threads[name] or fair_threads(), 'thread')}" if name in threads else ""
+        count = f"  {counted(threads[name], 'thread')}" if name in threads else ""
         unused = f"  not in use: {reasons[address]}" if address in reasons else ""
         print(f"{name:<12} {address}{count}{unused}")
     elsewhere = "" if system.address == DEFAULT_ADDRESS else f" --address {system.address}"

@@ -48,20 +48,21 @@ class _DenseCache:
         self._mask = torch.zeros(unseen.shape, device=positions.device).masked_fill_(unseen, -torch.inf)[:, None, None]
 
     def attend(self, call: LayerCall) -> torch.Tensor:
-        """[1, slots, heads, value_dim]"""
+        """[slots, heads, value_dim]"""
         if call.softcap is not None or call.sinks is not None or (call.window or self._length) < self._length:
             raise ModelRefused(
                 "attention with a softcap, sinks or a window shorter than the texts cannot be distilled from"
             )
-        keys, values = self._written(call.key[0].transpose(0, 1), call.value[0].transpose(0, 1))
-        heads, slots, dim = call.query.shape[1:]
-        query = call.query[0].transpose(0, 1).reshape(slots * keys.shape[1], -1, dim)
+        slots, heads, dim = call.query.shape
+        key, value = call.key_value.chunk(2, 1)
+        keys, values = self._written(key[..., :dim], value[..., : call.value_dim])
+        query = call.query.reshape(slots * keys.shape[1], -1, dim)
         scale = dim**-0.5 if call.scaling is None else call.scaling
         # torch copies what it multiplies in batches unless it is contiguous: all of the cache is read, and masked.
         scores = torch.bmm(query, keys.flatten(0, 1).transpose(1, 2)).view(slots, keys.shape[1], -1, self._length)
         weights = (scores.float() * scale + self._mask).softmax(-1).to(values.dtype)
         output = torch.bmm(weights.flatten(0, 1), values.flatten(0, 1))  # [slots * kv_heads, group, value_dim]
-        return output.reshape(1, slots, heads, -1)
+        return output.reshape(slots, heads, -1)
 
     def _written(self, key: torch.Tensor, value: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Stores the pass's [slots, kv_heads, dim]; returns all that the layer holds."""

@@ -10,7 +10,7 @@ from contextvars import ContextVar
 from typing import Protocol
 
 import torch
-from torch.nn.functional import scaled_dot_product_attention
+from torch.nn.functional import pad, scaled_dot_product_attention
 from transformers import AttentionInterface
 
 from outrider.lm.engine import ModelRefused
@@ -23,34 +23,39 @@ ATTENTION = "outrider_paged"
 _IGNORED = {"position_ids", "cache_position", "use_cache", "return_dict", "output_attentions", "output_hidden_states"}
 _IGNORED |= {"output_router_logits"}
 
+# Few rows are quicker as two batched products than in the fused kernel of a CPU: less than half of the time at 16
+# sequences with one row each. Half precision rounds the scores, as the models' own eager code does.
+MAX_PRODUCT_ROWS = 256
+_PRODUCTS = {torch.float32, torch.bfloat16}
+
 
 class LayerCall:
     """What one layer asks for.
 
     Attributes:
-        query: [1, heads, n, key_dim].
-        key: [1, kv_heads, n, key_dim].
-        value: [1, kv_heads, n, value_dim].
+        query: [n, heads, key_dim].
+        key_value: [n, 2 * kv_heads, width]: the heads of the keys, then those of the values, the narrower ones padded.
+        value_dim: width of a value.
         scaling: factor of the scores; None means 1 / sqrt(key_dim).
         window: how many positions a row looks back, its own included; None means all.
         softcap: scores become softcap * tanh(scores / softcap).
         sinks: [heads] logits of a key without a value.
     """
 
-    __slots__ = ("key", "query", "scaling", "sinks", "softcap", "value", "window")
+    __slots__ = ("key_value", "query", "scaling", "sinks", "softcap", "value_dim", "window")
 
     def __init__(
         self,
         query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
+        key_value: torch.Tensor,
+        value_dim: int,
         *,
         scaling: float | None = None,
         window: int | None = None,
         softcap: float | None = None,
         sinks: torch.Tensor | None = None,
     ) -> None:
-        self.query, self.key, self.value = query, key, value
+        self.query, self.key_value, self.value_dim = query, key_value, value_dim
         self.scaling, self.window, self.softcap, self.sinks = scaling, window, softcap, sinks
 
 
@@ -58,7 +63,7 @@ class Paged(Protocol):
     """One forward pass as its layers see it."""
 
     def attend(self, call: LayerCall) -> torch.Tensor:
-        """The next layer's output, [1, n, heads, value_dim]."""
+        """The next layer's output, [n, heads, value_dim]."""
 
 
 _current: ContextVar[Paged] = ContextVar("outrider_paged_pass")
@@ -86,13 +91,12 @@ class Recording:
 
     def attend(self, call: LayerCall) -> torch.Tensor:
         """Notes the layer; the output is zero."""
-        _, kv_heads, _, key_dim = call.key.shape
-        value_dim = call.value.shape[-1]
-        if not call.query.dtype == call.key.dtype == call.value.dtype:
+        if call.query.dtype != call.key_value.dtype:
             raise ModelRefused("its attention mixes numeric types")
-        self.layers.append(LayerShape(kv_heads, key_dim, value_dim, call.key.dtype, call.window))
-        _, heads, count, _ = call.query.shape
-        return call.query.new_zeros(1, count, heads, value_dim)
+        count, heads, key_dim = call.query.shape
+        kv_heads = call.key_value.shape[1] // 2
+        self.layers.append(LayerShape(kv_heads, key_dim, call.value_dim, call.query.dtype, call.window))
+        return call.query.new_zeros(count, heads, call.value_dim)
 
 
 class PagedPass:
@@ -105,54 +109,70 @@ class PagedPass:
     def attend(self, call: LayerCall) -> torch.Tensor:
         """Writes the new keys and values, then attends over the cached ones, sequence by sequence or in groups."""
         layer, self._layer = self._layer, self._layer + 1
-        self._storage.write(layer, self._batch.slots, call.key[0], call.value[0])
-        query, kv_heads = call.query[0], call.key.shape[1]  # [heads, n, key_dim]
-        heads, count, _ = query.shape
-        views = self._batch.views(call.window, heads // kv_heads, query.dtype)
+        self._storage.write(layer, self._batch.slots, call.key_value)
+        query = call.query
+        count, heads, _ = query.shape
+        views = self._batch.views(call.window, heads, call.key_value.shape[1] // 2, query.dtype)
         if views[0].rows is None:
-            return self._attend_view(layer, call, query, views[0])[None]
-        output = query.new_empty(count, heads, call.value.shape[-1])
+            return self._attend_view(layer, call, query, views[0])
+        output = query.new_empty(count, heads, call.value_dim)
         for view in views:
             assert view.rows is not None
-            output.index_copy_(0, view.rows, self._attend_view(layer, call, query.index_select(1, view.rows), view))
-        return output[None]
+            output.index_copy_(0, view.rows, self._attend_view(layer, call, query.index_select(0, view.rows), view))
+        return output
 
     def _attend_view(self, layer: int, call: LayerCall, query: torch.Tensor, view: View) -> torch.Tensor:
-        """[heads, sequences * n, key_dim] to [sequences * n, heads, value_dim].
+        """[sequences * n, heads, key_dim] to [sequences * n, heads, value_dim].
 
         Query heads that share a key head are folded into the rows: no key is repeated, with any mask and kernel.
         """
-        heads, rows, key_dim = query.shape
-        keys, values = self._storage.read(layer, view.keys, view.sequences)
-        kv_heads, each = keys.shape[1], rows // view.sequences
-        shape = (kv_heads, heads // kv_heads, view.sequences, each, key_dim)
-        folded = query.reshape(shape).permute(2, 0, 1, 3, 4).reshape(view.sequences, kv_heads, -1, key_dim)
-        if call.softcap is None and call.sinks is None:
-            output: torch.Tensor = scaled_dot_product_attention(
-                folded, keys, values, attn_mask=view.mask, scale=call.scaling
-            )
-        else:
-            output = _attend_by_hand(folded, keys, values, view.mask, call)
-        unfolded = output.reshape(view.sequences, heads, each, -1).transpose(1, 2)
-        return unfolded.reshape(rows, heads, -1)
+        (count, heads, key_dim), kv_heads, sequences = query.shape, call.key_value.shape[1] // 2, view.sequences
+        each, group = count // sequences, heads // kv_heads
+        width = call.key_value.shape[2]
+        keys, values = self._storage.read(layer, view.pages).view(2, kv_heads * sequences, -1, width).unbind()
+        if key_dim != call.value_dim:  # the narrower ones are padded
+            keys, values = keys[..., :key_dim], values[..., : call.value_dim]
+        folded = query.view(sequences, each, kv_heads, group, key_dim).permute(2, 0, 3, 1, 4)
+        folded = folded.reshape(kv_heads * sequences, group * each, key_dim)
+        output = _attend(folded, keys, values, view, call)
+        unfolded = output.view(kv_heads, sequences, group, each, call.value_dim).permute(1, 3, 0, 2, 4)
+        return unfolded.reshape(count, heads, call.value_dim)
+
+
+def _attend(query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, view: View, call: LayerCall) -> torch.Tensor:
+    """[b, rows, key_dim] over [b, keys, key_dim] and [b, keys, value_dim] to [b, rows, value_dim].
+
+    b counts the sequences of the first head, then those of the second, and so on.
+    """
+    by_hand = call.softcap is not None or call.sinks is not None
+    if by_hand or (query.shape[1] <= MAX_PRODUCT_ROWS and query.device.type == "cpu" and query.dtype in _PRODUCTS):
+        return _attend_by_hand(query, keys, values, view, call)
+    # [kv_heads, sequences, rows, dim]
+    query, keys, values = (it.view(-1, view.sequences, *it.shape[1:]) for it in (query, keys, values))
+    output: torch.Tensor = scaled_dot_product_attention(query, keys, values, attn_mask=view.mask, scale=call.scaling)
+    return output.flatten(0, 1)
 
 
 def _attend_by_hand(
-    query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask: torch.Tensor | None, call: LayerCall
+    query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, view: View, call: LayerCall
 ) -> torch.Tensor:
-    """Attention with softcap or sinks, as the models' own eager code: the softmax alone is float32."""
+    """As the models' own eager code: products in the model's type, softmax in float32 inside."""
     scaling = query.shape[-1] ** -0.5 if call.scaling is None else call.scaling
-    scores = query @ keys.transpose(-1, -2) * scaling  # [sequences, kv_heads, rows, keys]
+    scores = torch.bmm(query, keys.transpose(1, 2))
     if call.softcap is not None:
-        scores = torch.tanh(scores / call.softcap) * call.softcap
-    if mask is not None:
-        scores = scores + mask
+        scores, scaling = torch.tanh(scores * scaling / call.softcap), call.softcap
+    if view.mask is None:
+        scores = scores * scaling
+    else:
+        by_sequence = scores.view(-1, view.sequences, *scores.shape[1:])  # [kv_heads, sequences, rows, keys]
+        scores = torch.add(view.mask, by_sequence, alpha=scaling).flatten(0, 1)
     if call.sinks is None:
-        return scores.softmax(-1, dtype=torch.float32).to(query.dtype) @ values
-    each = query.shape[2] * query.shape[1] // call.sinks.numel()
-    sinks = call.sinks.view(1, query.shape[1], -1, 1).expand(query.shape[0], -1, -1, each).flatten(2).unsqueeze(-1)
-    weights = torch.cat([scores, sinks.to(scores.dtype)], -1).softmax(-1, dtype=torch.float32)
-    return weights[..., :-1].to(query.dtype) @ values
+        return torch.bmm(scores.softmax(-1), values)
+    kv_heads, (count, rows, _) = call.key_value.shape[1] // 2, scores.shape
+    group = call.sinks.numel() // kv_heads
+    sinks = call.sinks.view(kv_heads, 1, group, 1).expand(-1, view.sequences, -1, rows // group).reshape(count, rows, 1)
+    weights = torch.cat([scores, sinks.to(scores.dtype)], -1).softmax(-1)
+    return torch.bmm(weights[..., :-1], values)
 
 
 def _attention(
@@ -180,8 +200,24 @@ def _attention(
         raise ModelRefused(f"its attention depends on {', '.join(unknown)}, which is not supported")
     if query.shape[0] != 1:
         raise ModelRefused("its attention adds sequences to the batch")
-    call = LayerCall(query, key, value, scaling=scaling, window=sliding_window or None, softcap=softcap, sinks=s_aux)
-    return _current.get().attend(call), None
+    call = LayerCall(
+        query[0].transpose(0, 1),
+        _side_by_side(key[0], value[0]),
+        value.shape[-1],
+        scaling=scaling,
+        window=sliding_window or None,
+        softcap=softcap,
+        sinks=s_aux,
+    )
+    return _current.get().attend(call)[None], None
+
+
+def _side_by_side(key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+    """[kv_heads, n, dim] each, as LayerCall.key_value."""
+    if key.dtype != value.dtype:
+        raise ModelRefused("its attention mixes numeric types")
+    width = max(key.shape[-1], value.shape[-1])
+    return torch.cat([pad(it, (0, width - it.shape[-1])) for it in (key, value)]).transpose(0, 1)
 
 
 AttentionInterface.register(ATTENTION, _attention)

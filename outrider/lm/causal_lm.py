@@ -93,10 +93,15 @@ class CausalLm:
         missing = sum(it.sequence.missing(len(it.tokens)) for it in work)
         if missing > self._pool.available:
             raise OutOfPages(f"{missing} KV pages wanted, {self._pool.available} of {self._pool.total} available")
+        fresh: list[int] = []
         for it in work:
+            held = len(it.sequence.pages)
             copy = it.sequence.reserve(len(it.tokens))
             if copy is not None:
                 self._storage.copy_page(*copy)
+            fresh += it.sequence.pages[held:]
+        if fresh:
+            self._storage.clear(fresh)
 
     @torch.inference_mode()
     def _pass(self, work: list[_Work]) -> torch.Tensor:
@@ -105,7 +110,7 @@ class CausalLm:
         wanted = np.concatenate(
             [np.arange(end - it.rows, end) for it, end in zip(work, counts.cumsum().tolist(), strict=True)]
         )
-        batch = RaggedBatch(self._pieces(work), self._storage.null_slot, self._device)
+        batch = RaggedBatch(self._pieces(work), self._storage.null_page, self._pool.page_size, self._device)
         tokens = torch.from_numpy(np.concatenate([it.tokens for it in work]).astype(np.int64)).to(self._device)
         logits = self._run(
             tokens,
@@ -116,12 +121,10 @@ class CausalLm:
         return logits[:, : self._info.vocab_size]
 
     def _pieces(self, work: list[_Work]) -> list[Piece]:
-        pieces, first_row, size = [], 0, self._pool.page_size
+        pieces, first_row = [], 0
         for it in work:
-            start, rows = it.sequence.length, len(it.tokens)
-            pages = np.array(it.sequence.pages, dtype=np.int64)
-            slots = (pages[:, None] * size + np.arange(size)).reshape(-1)[: start + rows]
-            pieces.append(Piece(first_row, rows, start, slots))
+            rows = len(it.tokens)
+            pieces.append(Piece(first_row, rows, it.sequence.length, np.array(it.sequence.pages, dtype=np.int64)))
             first_row += rows
         return pieces
 

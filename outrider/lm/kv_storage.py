@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import groupby
 
 import torch
 
@@ -25,47 +26,62 @@ class LayerShape:
     window: int | None
 
     @property
+    def width(self) -> int:
+        """Numbers that a key and a value take, each: the wider one's."""
+        return max(self.key_dim, self.value_dim)
+
+    @property
     def token_bytes(self) -> int:
         """Bytes per token."""
-        return self.kv_heads * (self.key_dim + self.value_dim) * self.dtype.itemsize
+        return 2 * self.kv_heads * self.width * self.dtype.itemsize
 
 
 class KvStorage:
-    """Keys and values of every layer, slot-major: slot = page * page_size + offset.
+    """Keys and values of every layer, head by head: slot = page * page_size + offset.
+
+    A page of a head is one piece of memory, so that whole pages are gathered into batches that matrix kernels take as
+    they are. The heads of the values follow those of the keys: both are written and gathered at once.
 
     Attributes:
-        keys: per layer [slots, kv_heads, key_dim].
-        values: per layer [slots, kv_heads, value_dim].
-        null_slot: a slot that is always zero. Padding reads it: a slot of a page may hold the NaN of another session,
-            and 0 * NaN would leak through a mask.
+        layers: per layer [2 * kv_heads, slots, width].
+        null_page: a page that is always zero. Padding reads it: a page may hold the NaN of another session, and
+            0 * NaN would leak through a mask. For the same reason pages are cleared before a sequence gets them.
     """
 
     def __init__(self, layers: Sequence[LayerShape], pages: int, page_size: int, device: torch.device) -> None:
         self.page_size = page_size
-        self.null_slot = pages * page_size
-        slots = self.null_slot + 1
-        # Not zeroed as a whole: untouched memory costs nothing on a CPU, and no other slot is read before written.
-        self.keys = [torch.empty(slots, it.kv_heads, it.key_dim, dtype=it.dtype, device=device) for it in layers]
-        self.values = [torch.empty(slots, it.kv_heads, it.value_dim, dtype=it.dtype, device=device) for it in layers]
-        for tensor in (*self.keys, *self.values):
-            tensor[self.null_slot].zero_()
+        self.null_page = pages
+        self.layers: list[torch.Tensor] = []
+        # Not zeroed as a whole: untouched memory costs nothing on a CPU, and every page is cleared before it is read.
+        # Neighbouring layers of one shape share a tensor: clearing a page then is one operation for all of them.
+        self._blocks: list[torch.Tensor] = []  # each [layers * 2 * kv_heads, pages, page_size * width]
+        for (heads, width, dtype), group in groupby(layers, lambda it: (2 * it.kv_heads, it.width, it.dtype)):
+            count = len(list(group))
+            block = torch.empty(count * heads, pages + 1, page_size * width, dtype=dtype, device=device)
+            self._blocks.append(block)
+            self.layers.extend(block.view(count, heads, -1, width).unbind())
+        self.clear([self.null_page])
 
-    def write(self, layer: int, slots: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> None:
-        """Stores key and value, each [heads, n, dim], into slots [n]."""
-        self.keys[layer].index_copy_(0, slots, key.transpose(0, 1))
-        self.values[layer].index_copy_(0, slots, value.transpose(0, 1))
+    def write(self, layer: int, slots: torch.Tensor, key_value: torch.Tensor) -> None:
+        """Stores keys and values [n, 2 * kv_heads, width] into slots [n]."""
+        self.layers[layer].index_copy_(1, slots, key_value.transpose(0, 1))
 
-    def read(self, layer: int, slots: torch.Tensor, sequences: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Keys and values of slots [sequences * n], each as a view [sequences, heads, n, dim]."""
-        keys = self.keys[layer].index_select(0, slots)
-        values = self.values[layer].index_select(0, slots)
-        return (
-            keys.view(sequences, -1, *keys.shape[1:]).transpose(1, 2),
-            values.view(sequences, -1, *values.shape[1:]).transpose(1, 2),
-        )
+    def read(self, layer: int, rows: torch.Tensor) -> torch.Tensor:
+        """Keys and values of pages, [2 * kv_heads, pages * page_size, width].
+
+        `rows` [2 * kv_heads * pages]: head * (null_page + 1) + page, in the order of the result.
+        """
+        heads, _, width = self.layers[layer].shape
+        pages = self.layers[layer].view(-1, self.page_size * width)
+        return pages.index_select(0, rows).view(heads, -1, width)
+
+    def clear(self, pages: Sequence[int]) -> None:
+        """Fills pages with zeros in every layer."""
+        index = torch.tensor(pages, device=self._blocks[0].device)
+        for block in self._blocks:
+            block.index_fill_(1, index, 0)
 
     def copy_page(self, source: int, target: int) -> None:
         """Copies one page in every layer."""
-        size = self.page_size
-        for tensor in (*self.keys, *self.values):
-            tensor[target * size : (target + 1) * size] = tensor[source * size : (source + 1) * size]
+        for block in self._blocks:
+            block[:, target] = block[:, source]

@@ -11,11 +11,12 @@ import torch
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from outrider.lm.attention import ATTENTION, Recording
-from outrider.lm.causal_lm import CausalLm, run_model
+from outrider.lm.causal_lm import CausalLm, Run, run_model
 from outrider.lm.checkpoint import load_config, load_weights
 from outrider.lm.decoder import layer_by_layer
 from outrider.lm.distilled import DistilledDraft
 from outrider.lm.engine import Engine, EngineInfo, ModelRefused
+from outrider.lm.fused import FusedDecoder
 from outrider.lm.gguf_once import gguf_read_once
 from outrider.lm.kv import PagePool
 from outrider.lm.kv_storage import KvStorage, LayerShape
@@ -128,10 +129,10 @@ def build_engine(
     tokens = probe_tokens(min(vocabulary.size, *_vocabulary_rows(model)), context)
     reference = reference_logits(model, tokens)
     model.set_attn_implementation(ATTENTION)
-    engine = _assemble(name, model, _record(model), vocabulary, reference.shape[1], context, options)
-    if options.pack:
-        report(0.85, "packing weights")
-        pack_linears(model)
+    shapes = _record(model)
+    report(0.85, "packing weights")
+    run = _run_of(model, shapes, pack=options.pack)
+    engine = _assemble(name, model, run, shapes, vocabulary, reference.shape[1], context, options)
     report(0.95, "checking the paged path")
     # One page is for the second sequence of the check.
     probe(engine, tokens, reference, max(2, engine.info.context_length - options.page_size))
@@ -141,6 +142,7 @@ def build_engine(
 def _assemble(
     name: str,
     model: PreTrainedModel,
+    run: Run,
     layers: Sequence[LayerShape],
     vocabulary: Vocabulary,
     head_rows: int,
@@ -164,10 +166,19 @@ def _assemble(
         tokenizer=vocabulary.tokenizer,
     )
     storage = KvStorage(layers, pages, options.page_size, model.device)
-    # The draft's few layers cost little more than what transformers does around them.
-    distilled = isinstance(model.get_output_embeddings(), ReducedHead)  # type: ignore[no-untyped-call]
-    run = layer_by_layer(model) if distilled else partial(run_model, model)
     return CausalLm(run, model.device, info, PagePool(pages, options.page_size), storage)
+
+
+def _run_of(model: PreTrainedModel, shapes: Sequence[LayerShape], *, pack: bool) -> Run:
+    """The model's pass with the fewest operations known for it."""
+    fused = FusedDecoder.of(model, shapes, pack=pack)
+    if fused:
+        return fused
+    if pack:
+        pack_linears(model)
+    # A distilled draft's few layers cost little more than what transformers does around them.
+    distilled = isinstance(model.get_output_embeddings(), ReducedHead)  # type: ignore[no-untyped-call]
+    return layer_by_layer(model) if distilled else partial(run_model, model)
 
 
 def _vocabulary_rows(model: PreTrainedModel) -> list[int]:

@@ -1,5 +1,7 @@
 """Linear weights packed once for the CPU's matrix kernels (oneDNN): twice as fast at the few positions of a round."""
 
+from functools import cache
+
 import torch
 from torch import nn
 
@@ -15,11 +17,17 @@ class PackedLinear(nn.Module):
         self.bias = linear.bias
         # A plain attribute: an opaque tensor is neither moved nor saved.
         self.packed = torch.ops.mkldnn._reorder_linear_weight(linear.weight.detach(), None)
+        self._product = torch.ops.mkldnn._linear_pointwise.default
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
         """[..., in_features] to [..., out_features]."""
-        output: torch.Tensor = torch.ops.mkldnn._linear_pointwise(inputs, self.packed, self.bias, "none", [], "")
+        output: torch.Tensor = self._product(inputs, self.packed, self.bias, "none", [], "")
         return output
+
+
+def pack_linear(layer: nn.Module) -> nn.Module:
+    """The packed layer; the layer itself when it is no nn.Linear or this CPU has no packed kernel for it."""
+    return PackedLinear(layer) if type(layer) is nn.Linear and _can_pack(layer) else layer
 
 
 def pack_linears(model: nn.Module) -> int:
@@ -32,7 +40,7 @@ def pack_linears(model: nn.Module) -> int:
         (parent, name, child)
         for parent in model.modules()
         for name, child in parent._modules.items()  # named_children leaves out second names
-        if type(child) is nn.Linear and child.weight.device.type == "cpu" and _can_pack(child.weight.dtype)
+        if type(child) is nn.Linear and _can_pack(child)
     ]
     packed: dict[int, PackedLinear] = {}
     for parent, name, child in linears:
@@ -42,8 +50,17 @@ def pack_linears(model: nn.Module) -> int:
     return len(packed)
 
 
-def _can_pack(dtype: torch.dtype) -> bool:
-    if dtype not in _PACKABLE or not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
+def _can_pack(linear: nn.Linear) -> bool:
+    """Whether this CPU has a packed kernel for the layer, which may be elsewhere."""
+    dtype = linear.weight.dtype
+    if linear.weight.device.type != "cpu" or dtype not in _PACKABLE:
+        return False
+    return _has_kernel(dtype)
+
+
+@cache
+def _has_kernel(dtype: torch.dtype) -> bool:
+    if not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
         return False
     try:
         torch.ops.mkldnn._reorder_linear_weight(torch.zeros(8, 8, dtype=dtype), None)

@@ -33,13 +33,18 @@ class Piece:
         first_row: where they are in the pass.
         rows: how many.
         start: position of the first in its sequence.
-        slots: [start + rows] slots of the sequence up to the last of them.
+        pages: the sequence's pages up to the last of them.
     """
 
     first_row: int
     rows: int
     start: int
-    slots: Int64Array
+    pages: Int64Array
+
+    @property
+    def end(self) -> int:
+        """Length of the sequence with them."""
+        return self.start + self.rows
 
 
 @dataclass(frozen=True)
@@ -49,13 +54,14 @@ class View:
     Attributes:
         rows: [sequences * n] rows of the pass, a piece's last repeated as padding; None for all rows in order.
         sequences: how many pieces.
-        keys: [sequences * keys] slots, padded with the null slot.
-        mask: [sequences, 1, group * n, keys] added to the scores; None when every row sees every key.
+        pages: [2 * kv_heads * sequences * pages] rows of KvStorage.read, padded with the null page.
+        mask: [sequences, group * n, keys] added to the scores, for whole pages of keys; None when every row sees every
+            key.
     """
 
     rows: torch.Tensor | None
     sequences: int
-    keys: torch.Tensor
+    pages: torch.Tensor
     mask: torch.Tensor | None
 
 
@@ -67,78 +73,82 @@ class RaggedBatch:
         positions: [n] int64, each row's position in its sequence.
     """
 
-    def __init__(self, pieces: Sequence[Piece], null_slot: int, device: torch.device) -> None:
-        self._null_slot, self._device = null_slot, device
-        self._groups = _group([part for piece in pieces for part in _split(piece)])
+    def __init__(self, pieces: Sequence[Piece], null_page: int, page_size: int, device: torch.device) -> None:
+        self._null_page, self._page_size, self._device = null_page, page_size, device
+        self._groups = _group([part for piece in pieces for part in _split(piece, page_size)])
         self._count = sum(piece.rows for piece in pieces)
-        self._views: dict[tuple[int | None, int, torch.dtype], list[View]] = {}
-        self.slots = self._tensor(np.concatenate([piece.slots[piece.start :] for piece in pieces]))
-        self.positions = self._tensor(
-            np.concatenate([np.arange(piece.start, piece.start + piece.rows) for piece in pieces])
+        self._views: dict[tuple[int | None, int, int, torch.dtype], list[View]] = {}
+        positions = [np.arange(piece.start, piece.end) for piece in pieces]
+        self.slots = self._tensor(
+            np.concatenate(
+                [
+                    piece.pages[at // page_size] * page_size + at % page_size
+                    for piece, at in zip(pieces, positions, strict=True)
+                ]
+            )
         )
+        self.positions = self._tensor(np.concatenate(positions))
 
-    def views(self, window: int | None, group: int, dtype: torch.dtype) -> list[View]:
-        """What layers with this window read, for `group` query heads to a key head; computed once a pass."""
-        views = self._views.get((window, group, dtype))
+    def views(self, window: int | None, heads: int, kv_heads: int, dtype: torch.dtype) -> list[View]:
+        """What layers with this window and these heads read; computed once a pass."""
+        key = window, heads, kv_heads, dtype
+        views = self._views.get(key)
         if views is None:
-            views = [self._view(pieces, window, group, dtype) for pieces in self._groups]
-            self._views[window, group, dtype] = views
+            views = self._views[key] = [self._view(pieces, *key) for pieces in self._groups]
         return views
 
-    def _view(self, pieces: list[Piece], window: int | None, group: int, dtype: torch.dtype) -> View:
+    def _view(self, pieces: list[Piece], window: int | None, heads: int, kv_heads: int, dtype: torch.dtype) -> View:
         most_rows = max(piece.rows for piece in pieces)
-        firsts = [0 if window is None else max(0, piece.start + 1 - window) for piece in pieces]
-        most_keys = max(len(piece.slots) - first for piece, first in zip(pieces, firsts, strict=True))
-        keys = np.full((len(pieces), most_keys), self._null_slot)
+        firsts = [0 if window is None else max(0, piece.start + 1 - window) // self._page_size for piece in pieces]
+        most_pages = max(len(piece.pages) - first for piece, first in zip(pieces, firsts, strict=True))
+        pages = np.full((len(pieces), most_pages), self._null_page)
         rows = np.empty((len(pieces), most_rows), np.int64)
         for index, (piece, first) in enumerate(zip(pieces, firsts, strict=True)):
-            keys[index, : len(piece.slots) - first] = piece.slots[first:]
+            pages[index, : len(piece.pages) - first] = piece.pages[first:]
             rows[index] = np.minimum(np.arange(most_rows), piece.rows - 1)
         starts = np.array([piece.start for piece in pieces])
-        mask = _mask(rows + starts[:, None], np.array(firsts), most_keys, window)
+        keys = np.array(firsts)[:, None] * self._page_size + np.arange(most_pages * self._page_size)
+        mask = _mask(rows + starts[:, None], keys, window)
         rows += np.array([piece.first_row for piece in pieces])[:, None]
         whole = rows.size == self._count and bool((rows.ravel() == np.arange(self._count)).all())
+        head_rows = np.arange(2 * kv_heads)[:, None] * (self._null_page + 1) + pages.ravel()
         return View(
             None if whole else self._tensor(rows.ravel()),
             len(pieces),
-            self._tensor(keys.ravel()),
-            None if mask is None else self._additive(mask, group, dtype),
+            self._tensor(head_rows.ravel()),
+            None if mask is None else self._additive(mask, heads // kv_heads, dtype),
         )
 
     def _additive(self, mask: npt.NDArray[np.bool_], group: int, dtype: torch.dtype) -> torch.Tensor:
-        seen = torch.from_numpy(mask).to(self._device)[:, None].repeat(1, 1, group, 1)
-        return torch.zeros(seen.shape, dtype=dtype, device=self._device).masked_fill_(~seen, float("-inf"))
+        seen = torch.from_numpy(mask).to(self._device)
+        additive = torch.zeros(mask.shape, dtype=dtype, device=self._device).masked_fill_(~seen, float("-inf"))
+        return additive.repeat(1, group, 1)
 
     def _tensor(self, array: Int64Array) -> torch.Tensor:
         return torch.from_numpy(array).to(self._device)
 
 
-def _mask(positions: Int64Array, firsts: Int64Array, keys: int, window: int | None) -> npt.NDArray[np.bool_] | None:
-    """[sequences, n, keys]: which keys a row sees; row and key positions as in the sequence. None when all are seen."""
-    key_positions = firsts[:, None, None] + np.arange(keys)
-    seen = key_positions <= positions[:, :, None]
+def _mask(positions: Int64Array, keys: Int64Array, window: int | None) -> npt.NDArray[np.bool_] | None:
+    """[sequences, n, keys]: which of the keys at positions [sequences, keys] a row sees. None when all are seen."""
+    seen = keys[:, None] <= positions[:, :, None]
     if window is not None:
-        seen &= key_positions > positions[:, :, None] - window
+        seen &= keys[:, None] > positions[:, :, None] - window
     return None if seen.all() else seen
 
 
-def _split(piece: Piece) -> list[Piece]:
-    return [
-        Piece(
-            piece.first_row + offset,
-            min(MAX_PIECE_ROWS, piece.rows - offset),
-            piece.start + offset,
-            piece.slots[: piece.start + min(offset + MAX_PIECE_ROWS, piece.rows)],
-        )
-        for offset in range(0, piece.rows, MAX_PIECE_ROWS)
-    ]
+def _split(piece: Piece, page_size: int) -> list[Piece]:
+    parts = []
+    for offset in range(0, piece.rows, MAX_PIECE_ROWS):
+        start, rows = piece.start + offset, min(MAX_PIECE_ROWS, piece.rows - offset)
+        parts.append(Piece(piece.first_row + offset, rows, start, piece.pages[: -(-(start + rows) // page_size)]))
+    return parts
 
 
 def _group(pieces: list[Piece]) -> list[list[Piece]]:
     """Pieces that are computed together: short ones, of similar context, longest first; order kept when all fit."""
     groups: list[list[Piece]] = [[piece] for piece in pieces if piece.rows > MAX_GROUPED_ROWS]
     open_group: list[Piece] = []
-    for piece in sorted((it for it in pieces if it.rows <= MAX_GROUPED_ROWS), key=lambda it: -len(it.slots)):
+    for piece in sorted((it for it in pieces if it.rows <= MAX_GROUPED_ROWS), key=lambda it: -it.end):
         if open_group and not _fits(piece, open_group):
             groups.append(open_group)
             open_group = []
@@ -151,7 +161,7 @@ def _group(pieces: list[Piece]) -> list[list[Piece]]:
 
 
 def _fits(piece: Piece, group: list[Piece]) -> bool:
-    longest = len(group[0].slots)
+    longest = group[0].end
     if longest * (len(group) + 1) > _MAX_GROUP_SLOTS:
         return False
-    return longest <= _SHORT or len(piece.slots) >= longest * _MIN_FILL
+    return longest <= _SHORT or piece.end >= longest * _MIN_FILL

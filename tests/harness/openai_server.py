@@ -30,6 +30,10 @@ class EchoServer:
     under_way: int = 0
 
 
+class _Server(ThreadingHTTPServer):
+    request_queue_size = 64  # more clients than the 5 of the library connect at once
+
+
 @contextmanager
 def echo_server(*, token_seconds: float = 0.0, counts: bool = True, key: str = "") -> Iterator[EchoServer]:
     """Serves on a free port.
@@ -105,7 +109,7 @@ def echo_server(*, token_seconds: float = 0.0, counts: bool = True, key: str = "
         def log_message(self, format: str, *args: object) -> None:
             return
 
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server = _Server(("127.0.0.1", 0), Handler)
     state.url = f"http://127.0.0.1:{server.server_port}/v1"
     thread = threading.Thread(target=server.serve_forever)
     thread.start()

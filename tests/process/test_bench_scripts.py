@@ -2,6 +2,8 @@
 
 import re
 
+import pytest
+
 from tests.harness.openai_server import echo_server
 from tests.process.test_row_benches import bench
 
@@ -22,3 +24,24 @@ async def test_peers() -> None:
     for way in ("speculative", "plain", "transformers assisted", "transformers plain"):
         assert re.search(rf"^quoting +1 {way} .* 100%$", output, re.MULTILINE), output
     assert re.search(rf"^quoting +1 openai {re.escape(server.url)} ", output, re.MULTILINE), output
+
+
+# What a peer reaches is the machine's affair: a goal that is always reached, and one that never is.
+@pytest.mark.parametrize(("goal", "code"), [("0", 0), ("1e9", 1)])
+async def test_plain_peer(goal: str, code: int) -> None:
+    with echo_server() as server:
+        ended, output = await bench("plain_peer", "--prompts", "quoting", "--openai", server.url, "--goal", goal)
+    assert ended == code, output
+    one, many = output.splitlines()[-2:]
+    assert one.startswith(" 1 sessions: ours ")
+    assert many.startswith("16 sessions: ours ")
+    assert ("MISSED" in output) == bool(code)
+
+
+# So is what a pass takes: limits that hold on every machine, and one that holds on none.
+@pytest.mark.parametrize(("limit", "code"), [("1e6", 0), ("0", 1)])
+async def test_engine_forward(limit: str, code: int) -> None:
+    ended, output = await bench("engine_forward", "--limit", limit, "--single-limit", "1e6")
+    assert ended == code, output
+    assert output.count("MISSED: batch 2") == 3 * code
+    assert [line.split()[:2] for line in output.splitlines()[3:9]] == [[b, n] for b in "12" for n in "159"]

@@ -83,10 +83,10 @@ def test_k3_pages_behind_broken_logits_are_not_shared(monkeypatch: pytest.Monkey
     broken, healthy = engine.open(words), engine.open(well)
     write = engine._storage.write
 
-    def poison(layer: int, slots: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> None:
-        value = value.clone()
-        value[:, :20] = math.nan  # the first segment's rows
-        write(layer, slots, key, value)
+    def poison(layer: int, slots: torch.Tensor, key_value: torch.Tensor) -> None:
+        key_value = key_value.clone()
+        key_value[:20] = math.nan  # the first segment's rows
+        write(layer, slots, key_value)
 
     with monkeypatch.context() as patch:
         patch.setattr(engine._storage, "write", poison)
@@ -100,8 +100,8 @@ def test_k3_pages_behind_broken_logits_are_not_shared(monkeypatch: pytest.Monkey
 
 def test_k3_what_a_broken_session_left_in_its_pages_reaches_no_other() -> None:
     engine, model = tiny_engine("llama"), own_model("llama")
-    for tensor in (*engine._storage.keys, *engine._storage.values):
-        tensor[: engine._storage.null_slot] = math.nan
+    for tensor in engine._storage.layers:
+        tensor[:, : engine._storage.null_page * PAGE] = math.nan
     texts = [text(length, length) for length in (2, 5, 9, 11)]
     sequences = [engine.open(it[:1]) for it in texts]
     engine.forward([Segment(it, words[:1], 0) for it, words in zip(sequences, texts, strict=True)])
@@ -135,7 +135,7 @@ def test_padded_head_rows_are_cut() -> None:
 def test_bfloat16_stays_bfloat16() -> None:
     engine, words = tiny_engine("gemma2_softcap", dtype=torch.bfloat16), text(20, 5)
     assert engine.info.dtype == "bfloat16"
-    assert {it.dtype for it in (*engine._storage.keys, *engine._storage.values)} == {torch.bfloat16}
+    assert {it.dtype for it in engine._storage.layers} == {torch.bfloat16}
     logits = feed(engine, engine.open(words), words)
     assert logits.dtype == torch.bfloat16
     expected = own_logits(own_model("gemma2_softcap").to(torch.bfloat16), words)

@@ -56,8 +56,8 @@ def _mixes_layers_up(patch: pytest.MonkeyPatch) -> None:
 def _loses_a_key(patch: pytest.MonkeyPatch) -> None:
     own = KvStorage.write
 
-    def write(self: KvStorage, layer: int, slots: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> None:
-        own(self, layer, slots[:1].expand(len(slots)), key, value)
+    def write(self: KvStorage, layer: int, slots: torch.Tensor, key_value: torch.Tensor) -> None:
+        own(self, layer, slots[:1].expand(len(slots)), key_value)
 
     patch.setattr(KvStorage, "write", write)
 

@@ -9,7 +9,7 @@ from outrider.lm import sizing
 from outrider.lm.kv_storage import LayerShape
 from outrider.lm.sizing import LEAST_PAGES, available_memory, choose_pages
 
-LAYERS = [LayerShape(2, 8, 4, torch.bfloat16, None)] * 5  # 2 * 12 * 2 * 5 = 240 bytes a token
+LAYERS = [LayerShape(2, 8, 4, torch.bfloat16, None)] * 5  # 2 * 2 * 8 * 2 * 5 = 320 bytes a token: the wider counts
 CPU = torch.device("cpu")
 
 
@@ -33,7 +33,7 @@ def test_memory_is_what_the_containers_limit_leaves(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("memory", "pages"),
-    [(10**9, 64 * 32), (4 * 240 * 16 * 100, 100), (4 * 240 * 16 * 100 - 1, 99), (0, LEAST_PAGES)],
+    [(10**9, 64 * 32), (4 * 320 * 16 * 100, 100), (4 * 320 * 16 * 100 - 1, 99), (0, LEAST_PAGES)],
 )
 def test_pages_follow_context_and_memory(memory: int, pages: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sizing, "available_memory", lambda: memory)
