@@ -1,0 +1,129 @@
+"""The client for programs without an event loop. It may be used from several threads, a generation from one."""
+
+import time
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import suppress
+from threading import Lock
+from types import TracebackType
+from typing import Self, Unpack
+
+import grpc
+
+from outrider.client.aio import CANCEL_SECONDS
+from outrider.client.progress import Progress
+from outrider.client.request import Message, Options, make_request
+from outrider.net.address import parse_addresses
+from outrider.net.channel import connect_blocking
+from outrider.v1.orchestrator_pb2 import CancelSessionRequest, Finish, GenerateRequest, GenerateResponse, Started, Token
+from outrider.v1.orchestrator_pb2_grpc import OrchestratorServiceStub
+
+
+class Client:
+    """As AsyncClient, whose arguments and errors these are."""
+
+    def __init__(self, addresses: str) -> None:
+        self._addresses = parse_addresses(addresses)
+        self._channels: dict[str, grpc.Channel] = {}
+        self._lock = Lock()
+
+    def generate(
+        self,
+        prompt: str | None = None,
+        *,
+        messages: Sequence[Message] | None = None,
+        token_ids: Sequence[int] | None = None,
+        timeout: float = 600.0,
+        session_id: str = "",
+        **options: Unpack[Options],
+    ) -> "Generation":
+        """One generation; nothing is sent before it is iterated over. See AsyncClient.generate."""
+        request = make_request(prompt, messages, token_ids, options)
+        request.session_id = session_id
+        return self.stream(request, timeout)
+
+    def stream(self, request: GenerateRequest, timeout: float = 600.0) -> "Generation":
+        """As `generate`, for a request of any fields but `n`."""
+        return Generation(self, Progress(request, self._addresses, timeout))
+
+    def stub(self, address: str) -> OrchestratorServiceStub:
+        """A stub over the channel to an address."""
+        with self._lock:
+            if address not in self._channels:
+                self._channels[address] = connect_blocking(address)
+            return OrchestratorServiceStub(self._channels[address])
+
+    def close(self) -> None:
+        """Closes the connections. Idempotent."""
+        with self._lock:
+            channels, self._channels = self._channels, {}
+        for channel in channels.values():
+            channel.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+class Generation:
+    """As AsyncGeneration: iterates once over the tokens of one generation, as they come."""
+
+    def __init__(self, client: Client, progress: Progress) -> None:
+        self._client, self._progress = client, progress
+        self._tokens = self._run()
+
+    @property
+    def session_id(self) -> str:
+        """Id of the session, known before it begins."""
+        return self._progress.session_id
+
+    @property
+    def started(self) -> Started | None:
+        """How the session began; None until the first token."""
+        return self._progress.started
+
+    @property
+    def finish(self) -> Finish | None:
+        """Why it ended, and its usage; None until then."""
+        return self._progress.finish
+
+    def __iter__(self) -> Iterator[Token]:
+        return self._tokens
+
+    def text(self) -> str:
+        """The rest of the text, when it is complete."""
+        return "".join(token.text for token in self._tokens)
+
+    def close(self) -> None:
+        """Ends the session unless it has ended. Idempotent."""
+        self._tokens.close()
+
+    def _run(self) -> Generator[Token, None, None]:
+        progress = self._progress
+        try:
+            while progress.finish is None:
+                call = self._call()
+                try:
+                    for response in call:
+                        yield from progress.take(response)
+                except grpc.RpcError as error:
+                    time.sleep(progress.pause_after(error))
+                finally:
+                    call.cancel()
+        except (GeneratorExit, KeyboardInterrupt, TimeoutError):
+            if progress.finish is None:
+                self._cancel()
+            raise
+
+    def _call(self) -> "grpc.CallIterator[GenerateResponse]":
+        request, stub = self._progress.request(), self._client.stub(self._progress.address)
+        method = stub.Generate if isinstance(request, GenerateRequest) else stub.Resume
+        return method(request, timeout=max(0.0, self._progress.left))
+
+    def _cancel(self) -> None:
+        request = CancelSessionRequest(session_id=self.session_id)
+        with suppress(grpc.RpcError):
+            self._client.stub(self._progress.address).CancelSession(request, timeout=CANCEL_SECONDS)
