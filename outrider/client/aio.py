@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import suppress
 from types import TracebackType
-from typing import Self, Unpack
+from typing import TYPE_CHECKING, Self, Unpack
 
 import grpc
 
@@ -12,8 +12,11 @@ from outrider.client.progress import Progress
 from outrider.client.request import Message, Options, make_request
 from outrider.net.address import parse_addresses
 from outrider.net.channel import connect
-from outrider.v1.orchestrator_pb2 import CancelSessionRequest, Finish, GenerateRequest, GenerateResponse, Started, Token
+from outrider.v1.orchestrator_pb2 import CancelSessionRequest, Finish, GenerateRequest, Started, Token
 from outrider.v1.orchestrator_pb2_grpc import OrchestratorServiceStub
+
+if TYPE_CHECKING:  # a name of the stubs' types alone
+    from outrider.v1.orchestrator_pb2_grpc import OrchestratorServiceAsyncStub
 
 # Telling the service that nobody listens any more takes so long at most.
 CANCEL_SECONDS = 2.0
@@ -28,6 +31,8 @@ class AsyncClient:
 
     def __init__(self, addresses: str) -> None:
         self._addresses = parse_addresses(addresses)
+        if not self._addresses:
+            raise ValueError("at least one address is required")
         self._channels: dict[str, grpc.aio.Channel] = {}
 
     def generate(
@@ -59,7 +64,7 @@ class AsyncClient:
         """As `generate`, for a request of any fields but `n`."""
         return AsyncGeneration(self, Progress(request, self._addresses, timeout))
 
-    def stub(self, address: str) -> OrchestratorServiceStub:
+    def stub(self, address: str) -> "OrchestratorServiceAsyncStub":
         """A stub over the channel to an address."""
         if address not in self._channels:
             self._channels[address] = connect(address)
@@ -122,7 +127,10 @@ class AsyncGeneration:
         progress = self._progress
         try:
             while progress.finish is None:
-                call = self._call()
+                stub, rest, left = self._client.stub(progress.address), progress.rest, progress.left
+                call = (
+                    stub.Generate(progress.request, timeout=left) if rest is None else stub.Resume(rest, timeout=left)
+                )
                 try:
                     async for response in call:
                         for token in progress.take(response):
@@ -135,11 +143,6 @@ class AsyncGeneration:
             if progress.finish is None:
                 await self._cancel()
             raise
-
-    def _call(self) -> "grpc.aio.UnaryStreamCall[object, GenerateResponse]":
-        request, stub = self._progress.request(), self._client.stub(self._progress.address)
-        method = stub.Generate if isinstance(request, GenerateRequest) else stub.Resume
-        return method(request, timeout=max(0.0, self._progress.left))
 
     async def _cancel(self) -> None:
         """Without an orchestrator that answers the session's time-to-live ends it."""

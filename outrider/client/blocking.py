@@ -14,7 +14,7 @@ from outrider.client.progress import Progress
 from outrider.client.request import Message, Options, make_request
 from outrider.net.address import parse_addresses
 from outrider.net.channel import connect_blocking
-from outrider.v1.orchestrator_pb2 import CancelSessionRequest, Finish, GenerateRequest, GenerateResponse, Started, Token
+from outrider.v1.orchestrator_pb2 import CancelSessionRequest, Finish, GenerateRequest, Started, Token
 from outrider.v1.orchestrator_pb2_grpc import OrchestratorServiceStub
 
 
@@ -23,6 +23,8 @@ class Client:
 
     def __init__(self, addresses: str) -> None:
         self._addresses = parse_addresses(addresses)
+        if not self._addresses:
+            raise ValueError("at least one address is required")
         self._channels: dict[str, grpc.Channel] = {}
         self._lock = Lock()
 
@@ -105,7 +107,10 @@ class Generation:
         progress = self._progress
         try:
             while progress.finish is None:
-                call = self._call()
+                stub, rest, left = self._client.stub(progress.address), progress.rest, progress.left
+                call = (
+                    stub.Generate(progress.request, timeout=left) if rest is None else stub.Resume(rest, timeout=left)
+                )
                 try:
                     for response in call:
                         yield from progress.take(response)
@@ -117,11 +122,6 @@ class Generation:
             if progress.finish is None:
                 self._cancel()
             raise
-
-    def _call(self) -> "grpc.CallIterator[GenerateResponse]":
-        request, stub = self._progress.request(), self._client.stub(self._progress.address)
-        method = stub.Generate if isinstance(request, GenerateRequest) else stub.Resume
-        return method(request, timeout=max(0.0, self._progress.left))
 
     def _cancel(self) -> None:
         request = CancelSessionRequest(session_id=self.session_id)

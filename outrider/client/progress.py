@@ -27,7 +27,7 @@ _LOST = {
     grpc.StatusCode.INTERNAL,
     grpc.StatusCode.UNKNOWN,
 }
-_FIRST_PAUSE, _LONGEST_PAUSE = 0.05, 2.0
+_FIRST_PAUSE, _LONGEST_PAUSE, _MOST_DOUBLINGS = 0.05, 2.0, 10
 _DEADLINE = {grpc.StatusCode.DEADLINE_EXCEEDED}
 
 
@@ -40,15 +40,16 @@ class Progress:
         timeout: seconds that it may take, all calls and pauses together.
 
     Attributes:
+        request: what to call Generate with.
         started, finish: the first and the last word of the service; None until then.
         received: generated tokens received so far.
     """
 
     def __init__(self, request: GenerateRequest, addresses: Sequence[str], timeout: float) -> None:
-        self._request = GenerateRequest()
-        self._request.CopyFrom(request)
-        self._request.resumable = True
-        self._request.session_id = request.session_id or secrets.token_hex(16)
+        self.request = GenerateRequest()
+        self.request.CopyFrom(request)
+        self.request.resumable = True
+        self.request.session_id = request.session_id or secrets.token_urlsafe(12)
         self._addresses = addresses
         self._next = random.randrange(len(addresses))
         self._timeout, self._deadline = timeout, time.monotonic() + timeout
@@ -60,7 +61,7 @@ class Progress:
     @property
     def session_id(self) -> str:
         """Id of the session."""
-        return self._request.session_id
+        return self.request.session_id
 
     @property
     def address(self) -> str:
@@ -72,10 +73,11 @@ class Progress:
         """Seconds until the deadline."""
         return self._deadline - time.monotonic()
 
-    def request(self) -> GenerateRequest | ResumeRequest:
-        """What to call with. Sending the request again is safe: the session's id makes it one generation."""
+    @property
+    def rest(self) -> ResumeRequest | None:
+        """What to call Resume with; None until the session is known to exist: sending the request again is safe."""
         if self.started is None:
-            return self._request
+            return None
         return ResumeRequest(session_id=self.session_id, offset=self.received)
 
     def take(self, response: GenerateResponse) -> Sequence[Token]:
@@ -112,9 +114,9 @@ class Progress:
         return pause
 
     def _next_pause(self) -> float:
-        """Grows with the failures in a row; jittered, so that the clients of a lost orchestrator do not come at once."""
+        """Grows with the failures in a row; jittered, lest the clients of a lost orchestrator all come at once."""
         self._next = (self._next + 1) % len(self._addresses)
-        longest = min(_LONGEST_PAUSE, _FIRST_PAUSE * 2**self._failures)
+        longest = min(_LONGEST_PAUSE, _FIRST_PAUSE * 2.0 ** min(self._failures, _MOST_DOUBLINGS))
         self._failures += 1
         return random.uniform(0.5, 1.0) * longest
 
