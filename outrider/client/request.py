@@ -47,6 +47,8 @@ class Options(TypedDict, total=False):
 
 # Options whose names say more than those of their fields.
 _RENAMED = {"stop": "strings", "stop_token_ids": "token_ids"}
+# Options that name a value of an enum, and how its names begin.
+_NAMED = {"acceptance": (orchestrator_pb2.Acceptance, "ACCEPTANCE"), "proposer": (draft_pb2.Proposer, "PROPOSER")}
 
 
 def make_request(
@@ -70,13 +72,12 @@ def make_request(
 def _set(request: GenerateRequest, name: str, value: object) -> None:
     if name not in Options.__annotations__:
         raise TypeError(f"{name} is no option of a generation")
-    if name == "acceptance":
-        value = orchestrator_pb2.Acceptance.Value(f"ACCEPTANCE_{str(value).upper()}")
-    if name == "proposer":
-        value = draft_pb2.Proposer.Value(f"PROPOSER_{str(value).upper()}")
     field = _RENAMED.get(name, name)
     message = _part(request, field)
     try:
+        if name in _NAMED:
+            enum, prefix = _NAMED[name]
+            value = enum.Value(f"{prefix}_{str(value).upper()}")
         if isinstance(value, Mapping):
             getattr(message, field).update(value)
         elif isinstance(value, Sequence) and not isinstance(value, str):
