@@ -12,7 +12,9 @@ import pytest
 
 from outrider.lm.synthetic_spec import SyntheticSpec
 from outrider.net.arrays import int32s
+from outrider.net.errors import from_rpc_error
 from outrider.v1 import orchestrator_pb2 as pb
+from outrider.v1 import types_pb2
 from outrider.v1.orchestrator_pb2 import (
     CancelSessionRequest,
     GenerateRequest,
@@ -326,6 +328,27 @@ async def test_generate_of_the_same_words_under_the_same_id_is_one_generation() 
             else:
                 other.resumable = False
             await refused(system.orchestrators[1].generate(other), "SESSION_EXISTS", grpc.StatusCode.ALREADY_EXISTS)
+
+
+@pytest.mark.parametrize("other_seed", [2, 1], ids=["another", "the_same"])
+async def test_g2_two_orchestrators_asked_for_one_id_at_once_make_one_generation_of_it(
+    other_seed: int,
+) -> None:
+    """The store knows one session of an id, whoever asks: the others are refused, or read the same tokens."""
+    async with replicas() as system:
+        for trial in range(5):
+            requests = [resumable(f"id-{trial}", max_tokens=30, seed=seed) for seed in (1, other_seed)]
+            calls = [Client(*each) for each in zip(system.orchestrators, requests, strict=True)]
+            outcomes = await asyncio.gather(*(call.finish() for call in calls), return_exceptions=True)
+            state = await system.state_of(f"id-{trial}")
+            committed = int32s(state.generated_tokens, "generated_tokens").tolist()
+            finished = [one for one in outcomes if isinstance(one, Generation)]
+            assert finished
+            assert all(one.ids == committed for one in finished)
+            reasons = [from_rpc_error(one) for one in outcomes if isinstance(one, grpc.aio.AioRpcError)]
+            refusal = types_pb2.ERROR_REASON_SESSION_EXISTS if other_seed == 2 else types_pb2.ERROR_REASON_STALE_EPOCH
+            assert all(one is not None and one.reason == refusal for one in reasons)
+        await system.until_freed()
 
 
 async def test_of_many_that_resume_at_once_the_last_owner_finishes() -> None:
