@@ -19,7 +19,7 @@ from orchestrator.links.target import TargetLink
 from orchestrator.lookahead import SessionLookahead
 from orchestrator.metrics import Metrics
 from orchestrator.pool import DraftPool, TargetPool
-from orchestrator.records import FIRST_EPOCH, new_record, repeats, request_of
+from orchestrator.records import FIRST_EPOCH, name_at_targets, new_record, repeats, request_of
 from orchestrator.replay import Replay, replay
 from orchestrator.request import GenerationPlan, ServingLimits, check_session_id
 from orchestrator.round import Services
@@ -142,6 +142,7 @@ class Orchestrator:
         (plan,) = await self.plan(request_of(record))
         if record.state == RUNNING:
             record = await self.store.take_over(session_id)
+            self.services.metrics.resumed()
         return await self._off_loop(self._as_left, plan, record)
 
     @asynccontextmanager
@@ -218,7 +219,8 @@ class Orchestrator:
     def _open(self, left: Replay) -> Session:
         metrics, config = self.services.metrics, self.config
         plan, epoch, grammar = left.plan, left.record.epoch, left.grammar
-        verifying = Verifying(plan, epoch, self.targets, metrics, config.failover_timeout, self._vocabulary.size)
+        name, vocab_size = name_at_targets(left.record), self._vocabulary.size
+        verifying = Verifying(plan, name, epoch, self.targets, metrics, config.failover_timeout, vocab_size)
         lookahead = SessionLookahead(plan.lookahead, verifying.costs, adaptive=plan.adaptive)
         drafting = Drafting(plan, epoch, self.drafts, lookahead, metrics, self._audits, config.draft_timeout, grammar)
         return Session(plan, epoch, left.record.tokens, left.output, drafting, verifying, lookahead, grammar)

@@ -1,5 +1,8 @@
 """What the store keeps of a request, so that any replica can go on with it."""
 
+from base64 import urlsafe_b64encode
+from hashlib import blake2b
+
 from google.protobuf.message import DecodeError
 
 from orchestrator.request import GenerationPlan
@@ -23,6 +26,15 @@ def new_record(plan: GenerationPlan, request: GenerateRequest) -> SessionRecord:
         epoch=FIRST_EPOCH,
         meta=stored.SerializeToString(),
     )
+
+
+def name_at_targets(record: SessionRecord) -> str:
+    """The session's id at target workers: the same for all its owners, and another for any other request.
+
+    Orchestrators that share targets may share no store, and each have a session of the same id. One would go on in the
+    other's cache, whose law has another seed.
+    """
+    return urlsafe_b64encode(blake2b(record.meta, digest_size=9).digest()).decode()
 
 
 def request_of(record: SessionRecord) -> GenerateRequest:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Self, Unpack
 
 import grpc
 
-from outrider.client.progress import Progress
+from outrider.client.progress import ClientClosed, Progress
 from outrider.client.request import Message, Options, make_request
 from outrider.net.address import parse_addresses
 from outrider.net.channel import connect
@@ -34,6 +34,7 @@ class AsyncClient:
         if not self._addresses:
             raise ValueError("at least one address is required")
         self._channels: dict[str, grpc.aio.Channel] = {}
+        self._closed = False
 
     def generate(
         self,
@@ -65,14 +66,16 @@ class AsyncClient:
         return AsyncGeneration(self, Progress(request, self._addresses, timeout))
 
     def stub(self, address: str) -> "OrchestratorServiceAsyncStub":
-        """A stub over the channel to an address."""
+        """A stub over the channel to an address. Raises ClientClosed."""
+        if self._closed:
+            raise ClientClosed
         if address not in self._channels:
             self._channels[address] = connect(address)
         return OrchestratorServiceStub(self._channels[address])
 
     async def close(self) -> None:
-        """Closes the connections. Idempotent."""
-        channels, self._channels = self._channels, {}
+        """Closes the connections, also under generations that still run: end those first. Idempotent."""
+        channels, self._channels, self._closed = self._channels, {}, True
         await asyncio.gather(*(channel.close() for channel in channels.values()))
 
     async def __aenter__(self) -> Self:
@@ -140,12 +143,12 @@ class AsyncGeneration:
                 finally:
                     call.cancel()
         except (GeneratorExit, asyncio.CancelledError, TimeoutError):
-            if progress.finish is None:
+            if progress.unfinished:
                 await self._cancel()
             raise
 
     async def _cancel(self) -> None:
         """Without an orchestrator that answers the session's time-to-live ends it."""
         request = CancelSessionRequest(session_id=self.session_id)
-        with suppress(grpc.aio.AioRpcError):
+        with suppress(grpc.aio.AioRpcError, ClientClosed):
             await self._client.stub(self._progress.address).CancelSession(request, timeout=CANCEL_SECONDS)

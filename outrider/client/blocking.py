@@ -10,7 +10,7 @@ from typing import Self, Unpack
 import grpc
 
 from outrider.client.aio import CANCEL_SECONDS
-from outrider.client.progress import Progress
+from outrider.client.progress import ClientClosed, Progress
 from outrider.client.request import Message, Options, make_request
 from outrider.net.address import parse_addresses
 from outrider.net.channel import connect_blocking
@@ -26,6 +26,7 @@ class Client:
         if not self._addresses:
             raise ValueError("at least one address is required")
         self._channels: dict[str, grpc.Channel] = {}
+        self._closed = False
         self._lock = Lock()
 
     def generate(
@@ -48,16 +49,18 @@ class Client:
         return Generation(self, Progress(request, self._addresses, timeout))
 
     def stub(self, address: str) -> OrchestratorServiceStub:
-        """A stub over the channel to an address."""
+        """A stub over the channel to an address. Raises ClientClosed."""
         with self._lock:
+            if self._closed:
+                raise ClientClosed
             if address not in self._channels:
                 self._channels[address] = connect_blocking(address)
             return OrchestratorServiceStub(self._channels[address])
 
     def close(self) -> None:
-        """Closes the connections. Idempotent."""
+        """Closes the connections, also under generations that still run: end those first. Idempotent."""
         with self._lock:
-            channels, self._channels = self._channels, {}
+            channels, self._channels, self._closed = self._channels, {}, True
         for channel in channels.values():
             channel.close()
 
@@ -119,11 +122,11 @@ class Generation:
                 finally:
                     call.cancel()
         except (GeneratorExit, KeyboardInterrupt, TimeoutError):
-            if progress.finish is None:
+            if progress.unfinished:
                 self._cancel()
             raise
 
     def _cancel(self) -> None:
         request = CancelSessionRequest(session_id=self.session_id)
-        with suppress(grpc.RpcError):
+        with suppress(grpc.RpcError, ClientClosed):
             self._client.stub(self._progress.address).CancelSession(request, timeout=CANCEL_SECONDS)

@@ -31,6 +31,13 @@ _FIRST_PAUSE, _LONGEST_PAUSE, _MOST_DOUBLINGS = 0.05, 2.0, 10
 _DEADLINE = {grpc.StatusCode.DEADLINE_EXCEEDED}
 
 
+class ClientClosed(RuntimeError):
+    """The client was closed, and calls nobody any more."""
+
+    def __init__(self) -> None:
+        super().__init__("the client is closed")
+
+
 class Progress:
     """One generation.
 
@@ -50,6 +57,7 @@ class Progress:
         self.request.CopyFrom(request)
         self.request.resumable = True
         self.request.session_id = request.session_id or secrets.token_urlsafe(12)
+        self._nobody_elses = not request.session_id
         self._addresses = addresses
         self._next = random.randrange(len(addresses))
         self._timeout, self._deadline = timeout, time.monotonic() + timeout
@@ -62,6 +70,13 @@ class Progress:
     def session_id(self) -> str:
         """Id of the session."""
         return self.request.session_id
+
+    @property
+    def unfinished(self) -> bool:
+        """Whether there may be a session to end, and nobody else's: one that was never heard of may have its name from
+        another caller.
+        """
+        return self.finish is None and (self._nobody_elses or self.started is not None)
 
     @property
     def address(self) -> str:

@@ -182,6 +182,30 @@ async def test_the_blocking_client_ends_the_session_when_closed() -> None:
         await eventually(lambda: not target.service.load().open_sessions)
 
 
+async def test_a_name_that_another_has_taken_is_left_to_it() -> None:
+    async with replicas() as (orchestrators, _), AsyncClient(addresses(orchestrators)) as client:
+        mine = client.generate(token_ids=(0, 1, 2), max_tokens=LONG, session_id="taken")
+        await first_tokens(mine, 3)
+        with pytest.raises(OutriderError) as refused:
+            await client.generate(token_ids=(3, 4), session_id="taken").text()
+        assert refused.value.reason == types_pb2.ERROR_REASON_SESSION_EXISTS
+        assert await finish_reason(orchestrators[0], "taken") == pb.FINISH_REASON_UNSPECIFIED
+        await mine.aclose()
+        assert await finish_reason(orchestrators[0], "taken") == pb.FINISH_REASON_CANCELLED
+
+
+async def test_a_closed_client_calls_nobody() -> None:
+    async with replicas() as (orchestrators, _):
+        async with AsyncClient(addresses(orchestrators)) as client:
+            pass
+        with pytest.raises(RuntimeError, match="closed"):
+            await client.generate("x").text()
+        with Client(addresses(orchestrators)) as blocking:
+            pass
+        with pytest.raises(RuntimeError, match="closed"):
+            blocking.generate("x").text()
+
+
 async def test_a_session_that_others_cancel_is_no_success() -> None:
     async with replicas() as (orchestrators, _), AsyncClient(addresses(orchestrators)) as client:
         stream = client.generate(token_ids=(0, 1, 2), max_tokens=LONG)
