@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+import grpc
 import pytest
 
 from orchestrator.store.redis import RedisStore
@@ -13,7 +14,7 @@ from outrider.client import AsyncClient, AsyncGeneration, Client
 from outrider.net.errors import OutriderError
 from outrider.v1 import orchestrator_pb2 as pb
 from outrider.v1 import types_pb2
-from outrider.v1.orchestrator_pb2 import CancelSessionRequest, GetSessionRequest, Token
+from outrider.v1.orchestrator_pb2 import CancelSessionRequest, GetSessionRequest, ResumeRequest, Token
 from tests.harness.faults import HookedEngine, KeptStore, draft_engine, greedy_output, target_engine
 from tests.harness.orchestrator import RunningOrchestrator, start_orchestrator
 from tests.harness.valkey import ValkeyServer, valkey_server
@@ -180,6 +181,28 @@ async def test_the_blocking_client_ends_the_session_when_closed() -> None:
         session_id = await asyncio.to_thread(read)
         assert await finish_reason(orchestrators[0], session_id) == pb.FINISH_REASON_CANCELLED
         await eventually(lambda: not target.service.load().open_sessions)
+
+
+async def test_g11_a_session_that_somebody_else_resumes_is_taken_back() -> None:
+    async with replicas() as (orchestrators, _), AsyncClient(addresses(orchestrators)) as client:
+        stream = client.generate(token_ids=(0, 1, 2), max_tokens=1500, temperature=0.0)
+        begun = await first_tokens(stream, 5)
+        for one in orchestrators:
+            thief = one.stub.Resume(ResumeRequest(session_id=stream.session_id))
+            with contextlib.suppress(grpc.aio.AioRpcError):  # it was taken back already
+                await thief.read()
+            begun += await first_tokens(stream, 5)
+            thief.cancel()
+        assert await rest_of(stream, begun) == greedy_output((0, 1, 2), 1500)
+
+
+async def test_a_full_orchestrator_is_waited_for() -> None:
+    async with start_target(target_engine()) as target:
+        async with start_orchestrator([target.address], max_sessions=1) as orchestrator:
+            async with AsyncClient(orchestrator.address) as client:
+                streams = [client.generate(token_ids=prompt, max_tokens=40, temperature=0.0) for prompt in PROMPTS[:3]]
+                outputs = await asyncio.gather(*(rest_of(stream, []) for stream in streams))
+                assert outputs == [greedy_output(prompt, 40) for prompt in PROMPTS[:3]]
 
 
 async def test_a_name_that_another_has_taken_is_left_to_it() -> None:
