@@ -28,7 +28,6 @@ _LOST = {
     grpc.StatusCode.UNKNOWN,
 }
 _FIRST_PAUSE, _LONGEST_PAUSE, _MOST_DOUBLINGS = 0.05, 2.0, 10
-_DEADLINE = {grpc.StatusCode.DEADLINE_EXCEEDED}
 
 
 class ClientClosed(RuntimeError):
@@ -114,8 +113,10 @@ class Progress:
 
         Raises OutriderError when no call can help, TimeoutError when there is no time for one.
         """
+        if self.finish is not None:
+            return 0.0  # nothing is missing but the call's own end
         refusal = from_rpc_error(error)
-        if refusal is None and error.code() in _DEADLINE:
+        if refusal is None and error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
             raise self._too_late(error) from error
         if refusal is None and error.code() not in _LOST:
             raise OutriderError(types_pb2.ERROR_REASON_ENGINE_FAILED, _words(error)) from error
