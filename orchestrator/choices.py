@@ -19,6 +19,8 @@ def number_of_choices(request: GenerateRequest) -> int:
     """How many generations are wanted, at least 1. Raises OutriderError(INVALID_FIELD)."""
     if request.n > MAX_CHOICES:
         raise invalid_field(f"n is {request.n}, must be in [0, {MAX_CHOICES}]")
+    if request.n > 1 and request.resumable:
+        raise invalid_field(f"n is {request.n}, must be 0 or 1 with resumable: every choice is a session of its own")
     return max(1, request.n)
 
 

@@ -2,26 +2,31 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, contextmanager
+from typing import TypeVar
 
 from transformers import PreTrainedTokenizerBase
 
 from orchestrator.choices import plan_choices
 from orchestrator.config import OrchestratorConfig
 from orchestrator.drafting import Drafting
+from orchestrator.ending import finish_reason
 from orchestrator.judge import Judge
 from orchestrator.links.draft import DraftLink
 from orchestrator.links.target import TargetLink
 from orchestrator.lookahead import SessionLookahead
 from orchestrator.metrics import Metrics
 from orchestrator.pool import DraftPool, TargetPool
-from orchestrator.request import GenerationPlan, ServingLimits
+from orchestrator.records import FIRST_EPOCH, name_at_targets, new_record, repeats, request_of
+from orchestrator.replay import Replay, replay
+from orchestrator.request import GenerationPlan, ServingLimits, check_session_id
 from orchestrator.round import Services
 from orchestrator.session import Session
 from orchestrator.shortfalls import Shortfalls
-from orchestrator.store.base import SessionRecord, SessionStore, StoreError, StoreUnavailable
+from orchestrator.store import fence
+from orchestrator.store.base import RUNNING, SessionRecord, SessionStore, StoreError, StoreUnavailable
 from orchestrator.text.detokenizer import Spelling
 from orchestrator.text.output import Output
 from orchestrator.turn import Turn
@@ -32,13 +37,14 @@ from outrider.lm.grammars import SessionGrammars
 from outrider.lm.tokenizer import vocabulary_of
 from outrider.net.address import parse_addresses
 from outrider.net.arrays import int32s
-from outrider.net.errors import OutriderError
+from outrider.net.errors import OutriderError, invalid_field
 from outrider.v1 import orchestrator_pb2, types_pb2
 from outrider.v1.orchestrator_pb2 import FinishReason, GenerateRequest
 
 log = logging.getLogger(__name__)
 
-FIRST_EPOCH = 1
+T = TypeVar("T")
+
 # Ending a session takes one write to the store and one call to a target, each with a deadline of its own.
 CLOSE_SECONDS = 10.0
 
@@ -114,26 +120,56 @@ class Orchestrator:
 
     async def plan(self, request: GenerateRequest) -> list[GenerationPlan]:
         """The plan of each choice. Raises OutriderError: INVALID_FIELD, NO_WORKER."""
-        limits = self._limits()
-        loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._planner, plan_choices, request, self._tokenizer, limits, self._grammars)
+        return await self._off_loop(plan_choices, request, self._tokenizer, self._limits(), self._grammars)
+
+    async def repeats(self, request: GenerateRequest) -> bool:
+        """Whether a request is one that was sent before, for a session that outlives its stream."""
+        record = await self.store.load(request.session_id) if request.resumable else None
+        return record is not None and repeats(record, request)
+
+    async def take_over(self, session_id: str, offset: int) -> Replay:
+        """The session as it was left; when it runs, this process is its owner from now on.
+
+        Raises OutriderError: SESSION_NOT_FOUND, INVALID_FIELD, NO_WORKER, STORE_UNAVAILABLE.
+        """
+        record = await self.store.load(check_session_id(session_id))
+        if record is None:
+            raise fence.gone(session_id)
+        generated = len(record.tokens) - record.prompt_length
+        if offset > generated:
+            raise invalid_field(f"offset is {offset}, must be in [0, {generated}]")
+        # Before the take-over: a replica that cannot serve a session leaves it to whoever has it.
+        (plan,) = await self.plan(request_of(record))
+        if record.state == RUNNING:
+            record = await self.store.take_over(session_id)
+            self.services.metrics.resumed()
+        return await self._off_loop(self._as_left, plan, record)
 
     @asynccontextmanager
     async def session(self, plan: GenerationPlan, request: GenerateRequest) -> AsyncIterator[Session]:
-        """A new session, stored; ended in the store and freed at the workers afterwards.
+        """A new session, stored; then as `resumed`.
 
         Raises OutriderError: SESSION_EXISTS, STORE_UNAVAILABLE, ...
         """
-        await self._create(plan, request)
-        session = self._open(plan)
+        record = new_record(plan, request)
+        await self._create(record, plan)
+        async with self.resumed(self._as_left(plan, record)) as session:
+            yield session
+
+    @asynccontextmanager
+    async def resumed(self, left: Replay) -> AsyncIterator[Session]:
+        """A session of this process, as it was left; freed at the workers and ended in the store afterwards, unless it
+        is to be resumed.
+        """
+        session, resumable = self._open(left), left.plan.resumable
         try:
             session.begin()
             yield session
-        except (asyncio.CancelledError, GeneratorExit):
-            self._end(session, orchestrator_pb2.FINISH_REASON_CANCELLED)
+        except (asyncio.CancelledError, GeneratorExit) as error:
+            self._end(session, finish_reason(error, resumable=resumable))
             raise
         except Exception as error:
-            ending = self._end(session, _finish_reason(error))
+            ending = self._end(session, finish_reason(error, resumable=resumable))
             if not isinstance(error, StoreUnavailable):
                 # Once the client has its status, GetSession says the same.
                 await asyncio.wait({ending})
@@ -159,44 +195,35 @@ class Orchestrator:
             eos_token_ids=tuple(int32s(models[0].eos_token_ids, "eos_token_ids").tolist()),
         )
 
-    async def _create(self, plan: GenerationPlan, request: GenerateRequest) -> None:
-        stored = GenerateRequest()
-        stored.CopyFrom(request)
-        # A record of this choice alone, which says what the request left open.
-        stored.ClearField("n")
-        stored.session_id, stored.seed, stored.speculation.acceptance = plan.session_id, plan.seed, plan.acceptance
-        record = SessionRecord(
-            session_id=plan.session_id,
-            tokens=plan.prompt,
-            prompt_length=len(plan.prompt),
-            epoch=FIRST_EPOCH,
-            meta=stored.SerializeToString(),
-        )
+    async def _create(self, record: SessionRecord, plan: GenerationPlan) -> None:
         creating = asyncio.ensure_future(self.store.create(record))
         try:
             await asyncio.shield(creating)
         except asyncio.CancelledError:
-            self._in_background(self._undo(creating, plan.session_id))
+            self._in_background(self._undo(creating, plan))
             raise
 
-    async def _undo(self, creating: Awaitable[None], session_id: str) -> None:
+    async def _undo(self, creating: Awaitable[None], plan: GenerationPlan) -> None:
         """Ends a session whose client went while it was stored; it must not look as if it were running."""
         try:
             await creating
-            await self.store.finish(session_id, FIRST_EPOCH, orchestrator_pb2.FINISH_REASON_CANCELLED)
+            if not plan.resumable:
+                await self.store.finish(plan.session_id, FIRST_EPOCH, orchestrator_pb2.FINISH_REASON_CANCELLED)
         except StoreError as error:
-            log.info("session %s was not stored or could not be ended: %s", session_id, error)
+            log.info("session %s was not stored or could not be ended: %s", plan.session_id, error)
 
-    def _open(self, plan: GenerationPlan) -> Session:
-        metrics, config = self.services.metrics, self.config
+    def _as_left(self, plan: GenerationPlan, record: SessionRecord) -> Replay:
         output = Output(plan.stop, self._spelling, plan.prompt)
-        grammar = self._grammars.open(plan.law)
-        verifying = Verifying(plan, FIRST_EPOCH, self.targets, metrics, config.failover_timeout, self._vocabulary.size)
+        return replay(plan, record, output, self._grammars.open(plan.law))
+
+    def _open(self, left: Replay) -> Session:
+        metrics, config = self.services.metrics, self.config
+        plan, epoch, grammar = left.plan, left.record.epoch, left.grammar
+        name, vocab_size = name_at_targets(left.record), self._vocabulary.size
+        verifying = Verifying(plan, name, epoch, self.targets, metrics, config.failover_timeout, vocab_size)
         lookahead = SessionLookahead(plan.lookahead, verifying.costs, adaptive=plan.adaptive)
-        drafting = Drafting(
-            plan, FIRST_EPOCH, self.drafts, lookahead, metrics, self._audits, config.draft_timeout, grammar
-        )
-        return Session(plan, FIRST_EPOCH, output, drafting, verifying, lookahead, grammar)
+        drafting = Drafting(plan, epoch, self.drafts, lookahead, metrics, self._audits, config.draft_timeout, grammar)
+        return Session(plan, epoch, left.record.tokens, left.output, drafting, verifying, lookahead, grammar)
 
     def _end(self, session: Session, reason: "FinishReason.ValueType") -> "asyncio.Task[None]":
         """Frees the workers and ends the session in the store, which may be what failed: neither waits for the other.
@@ -215,14 +242,12 @@ class Orchestrator:
             # The session's time-to-live ends it.
             log.warning("session %s could not be ended in the store: %s", session.plan.session_id, error)
 
+    async def _off_loop(self, work: Callable[..., T], *arguments: object) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._planner, work, *arguments)
+
     def _in_background(self, ending: Awaitable[None]) -> "asyncio.Task[None]":
         """A client that is gone must not cut the ending short."""
         task: asyncio.Task[None] = asyncio.ensure_future(ending)
         self._endings.add(task)
         task.add_done_callback(self._endings.discard)
         return task
-
-
-def _finish_reason(error: Exception) -> "FinishReason.ValueType":
-    cancelled = isinstance(error, OutriderError) and error.reason == types_pb2.ERROR_REASON_SESSION_CANCELLED
-    return orchestrator_pb2.FINISH_REASON_CANCELLED if cancelled else orchestrator_pb2.FINISH_REASON_ERROR

@@ -1,4 +1,4 @@
-"""One Generate call: its choices run side by side and share the stream."""
+"""One Generate or Resume call: its choices run side by side and share the stream."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine
@@ -6,17 +6,23 @@ from typing import Any, TypeVar
 
 from orchestrator.choices import number_of_choices
 from orchestrator.core import Orchestrator
+from orchestrator.replay import Replay
 from orchestrator.request import GenerationPlan
-from orchestrator.responses import finished_by_cancel, round_response, started, token_by_token
+from orchestrator.responses import finished_by_cancel, in_parts, replay_response, round_response, started
 from orchestrator.round import run_round
 from orchestrator.running import Running
 from orchestrator.session import Session
+from orchestrator.store import fence
+from orchestrator.store.base import SessionExists
 from outrider.net.errors import OutriderError
 from outrider.v1 import types_pb2
 from outrider.v1.orchestrator_pb2 import GenerateRequest, GenerateResponse
 
 Result = TypeVar("Result")
 Send = Callable[[GenerateResponse], Awaitable[None]]
+
+# Of one message; a replay has many. Any client takes a message of some ten kilobytes.
+_MOST_TOKENS = 1024
 
 
 class GenerationCall:
@@ -31,15 +37,41 @@ class GenerationCall:
         self._orchestrator, self._running, self._send = orchestrator, running, send
         self._choices = 1
         self._by_token = False
+        self._held = 0  # generated tokens that the caller has and that were not passed over yet
         self._sending = asyncio.Lock()
         # Only where there is more than one choice.
         self._prompt_known: asyncio.Event | None = None
 
     async def run(self, request: GenerateRequest) -> None:
-        """Streams every choice to its end.
+        """Streams every choice to its end; goes on with the session of a resumable request that was sent before.
 
         Raises the OutriderError of the first choice that failed, or SESSION_CANCELLED when all were cancelled.
         """
+        try:
+            await self._generate(request)
+        except SessionExists:
+            if not await self._orchestrator.repeats(request):
+                raise
+            await self.resume(request.session_id, 0)
+
+    async def resume(self, session_id: str, offset: int) -> None:
+        """Streams what was generated after the caller's first `offset` tokens, then the rest of the generation.
+
+        Raises OutriderError, as `Orchestrator.take_over` and rounds do.
+        """
+        self._choices, self._held = 1, offset
+        with self._orchestrator.admitted(1):
+            left = await self._orchestrator.take_over(session_id, offset)
+            self._by_token = left.plan.token_by_token
+            if left.running:
+                epoch = left.record.epoch
+                await self._running.displace(session_id, fence.stale(session_id, epoch - 1, epoch))
+                async with self._orchestrator.resumed(left) as session:
+                    await self._running.run(session_id, self._go_on(left, session))
+            else:
+                await self._replay(left)
+
+    async def _generate(self, request: GenerateRequest) -> None:
         self._choices, self._by_token = number_of_choices(request), request.token_by_token
         self._prompt_known = asyncio.Event() if self._choices > 1 else None
         with self._orchestrator.admitted(self._choices):
@@ -70,18 +102,34 @@ class GenerationCall:
         if number and self._prompt_known is not None:
             # The target shares the pages of a prompt that it knows: the others need not compute it again.
             await self._prompt_known.wait()
+        await self._rounds(number, session)
+
+    async def _go_on(self, left: Replay, session: Session) -> None:
+        await self._replay(left)
+        await self._rounds(0, session)
+
+    async def _replay(self, left: Replay) -> None:
+        await self._write(0, started(left.plan, left.generated))
+        await self._write_tokens(0, replay_response(left))
+
+    async def _rounds(self, number: int, session: Session) -> None:
         finished = False
         while not finished:
             emission, stats = await run_round(session, self._orchestrator.services)
-            response = round_response(session, emission, stats)
-            for part in token_by_token(response) if self._by_token else (response,):
-                await self._write(number, part)
+            await self._write_tokens(number, round_response(session, emission, stats))
             self._tell_prompt()
             finished = emission.finish is not None
 
     def _tell_prompt(self) -> None:
         if self._prompt_known is not None:
             self._prompt_known.set()
+
+    async def _write_tokens(self, number: int, response: GenerateResponse) -> None:
+        passed = min(self._held, len(response.tokens))
+        self._held -= passed
+        del response.tokens[:passed]
+        for part in in_parts(response, 1 if self._by_token else _MOST_TOKENS):
+            await self._write(number, part)
 
     async def _write(self, number: int, response: GenerateResponse) -> None:
         """Waits for the client as long as the store keeps the session meanwhile."""

@@ -44,6 +44,9 @@ class Metrics:
             "Commands to draft workers, by lookahead and by kind: block, probe, or prefix to cache",
         )
         self._resent = meter.create_counter("outrider.prefix_resent", "{prefix}", "Whole prefixes sent again")
+        self._resumed = meter.create_counter(
+            "outrider.sessions_resumed", "{session}", "Sessions taken over by a Resume"
+        )
 
     def round(self, stats: RoundStats, emitted: int, acceptance: "Acceptance.ValueType") -> None:
         """One round, committed."""
@@ -71,6 +74,10 @@ class Metrics:
     def speculation_disabled(self, reason: str) -> None:
         """A session goes on without blocks."""
         self._disabled.add(1, {"reason": reason})
+
+    def resumed(self) -> None:
+        """A session has this orchestrator for its new owner."""
+        self._resumed.add(1)
 
     def prefix_resent(self) -> None:
         """A worker had lost a session."""

@@ -73,6 +73,8 @@ class GenerationPlan:
         prediction: [n] int32, what the client expects to be generated; empty when it did not say.
         logprobs: how many of the likeliest tokens to tell beside each token and its log probability; None for no log
             probability at all.
+        token_by_token: whether every message carries at most one token.
+        resumable: whether the session outlives a stream that ends before it.
     """
 
     session_id: str
@@ -88,6 +90,8 @@ class GenerationPlan:
     law_top: int
     prediction: Int32Array
     logprobs: int | None
+    token_by_token: bool
+    resumable: bool
 
     @property
     def judged_by_token(self) -> bool:
@@ -147,6 +151,8 @@ def plan_request(
         ),
         prediction=_prediction_tokens(request.speculation.prediction, tokenizer),
         logprobs=logprobs,
+        token_by_token=request.token_by_token,
+        resumable=request.resumable,
         **speculation._asdict(),
     )
 

@@ -57,6 +57,13 @@ class Running:
             self._reasons.setdefault(task, reason)
             task.cancel()
 
+    async def displace(self, session_id: str, reason: OutriderError) -> None:
+        """Ends a generation whose session has a new owner in this process; returns when it has ended."""
+        task = self._tasks.get(session_id)
+        if task is not None:
+            self.stop(session_id, reason)
+            await asyncio.wait({task})
+
     def stop_all(self, reason: OutriderError) -> None:
         """Ends every generation."""
         for session_id in list(self._tasks):

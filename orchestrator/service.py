@@ -2,6 +2,8 @@
 
 import asyncio
 import logging
+from collections.abc import Coroutine
+from typing import Any
 
 import grpc
 from google.protobuf.timestamp_pb2 import Timestamp
@@ -24,6 +26,7 @@ from outrider.v1.orchestrator_pb2 import (
     GetSessionResponse,
     OrchestratorServiceGetInfoRequest,
     OrchestratorServiceGetInfoResponse,
+    ResumeRequest,
 )
 
 log = logging.getLogger(__name__)
@@ -53,10 +56,25 @@ class OrchestratorServicer(orchestrator_pb2_grpc.OrchestratorServiceServicer):
         self, request: GenerateRequest, context: "grpc.aio.ServicerContext[GenerateRequest, GenerateResponse]"
     ) -> None:
         """Streams one generation, or n of them."""
+        call = GenerationCall(self._orchestrator, self.running, context.write)
+        await self._stream(call.run(request), context)
+
+    async def Resume(  # type: ignore[override]
+        self, request: ResumeRequest, context: "grpc.aio.ServicerContext[ResumeRequest, GenerateResponse]"
+    ) -> None:
+        """Streams the rest of a generation."""
+        call = GenerationCall(self._orchestrator, self.running, context.write)
+        await self._stream(call.resume(request.session_id, request.offset), context)
+
+    async def _stream(
+        self, work: Coroutine[Any, Any, None], context: "grpc.aio.ServicerContext[Any, GenerateResponse]"
+    ) -> None:
+        """Runs a call to its end, or to its status."""
         try:
             if self._draining:
+                work.close()
                 raise _draining()
-            await GenerationCall(self._orchestrator, self.running, context.write).run(request)
+            await work
         except OutriderError as error:
             await abort(context, error)  # type: ignore[arg-type]
         except asyncio.CancelledError:

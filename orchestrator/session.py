@@ -10,6 +10,7 @@ from orchestrator.request import GenerationPlan
 from orchestrator.stats import RoundStats
 from orchestrator.text.output import Kept, Output
 from orchestrator.verifying import Verifying
+from outrider.law.sparse import Int32Array
 from outrider.lm.grammars import SessionGrammar
 from outrider.net.errors import OutriderError
 from outrider.v1 import types_pb2
@@ -32,6 +33,7 @@ class Session:
         self,
         plan: GenerationPlan,
         epoch: int,
+        tokens: Int32Array,
         output: Output,
         drafting: Drafting,
         verifying: Verifying,
@@ -40,7 +42,7 @@ class Session:
     ) -> None:
         self.plan = plan
         self.epoch = epoch
-        self.tokens = TokenBuffer(plan.prompt)
+        self.tokens = TokenBuffer(tokens)
         self.output = output
         self.drafting = drafting
         self.verifying = verifying

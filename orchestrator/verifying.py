@@ -94,6 +94,7 @@ class Verifying:
     """Rows for one session.
 
     Args:
+        name: of the session at the targets.
         failover_timeout: how long one verify may look for a worker that answers, in seconds.
         vocab_size: real token ids; an answer with another one is refused.
     """
@@ -101,6 +102,7 @@ class Verifying:
     def __init__(
         self,
         plan: GenerationPlan,
+        name: str,
         epoch: int,
         pool: TargetPool,
         metrics: Metrics,
@@ -108,6 +110,7 @@ class Verifying:
         vocab_size: int,
     ) -> None:
         self._plan = plan
+        self._name = name
         self._epoch = epoch
         self._pool = pool
         self._metrics = metrics
@@ -144,7 +147,7 @@ class Verifying:
     def away(self) -> None:
         """The next block will take longer than usual."""
         if self._link is not None:
-            self._link.away(self._plan.session_id)
+            self._link.away(self._name)
 
     def costs(self) -> TargetCosts | None:
         """What rounds cost with the worker that the session is bound to, or would be now; None without one."""
@@ -160,7 +163,7 @@ class Verifying:
         link, self._link = self._link, None
         if link is not None:
             link.sessions -= 1
-            await link.release(self._plan.session_id, self._epoch)
+            await link.release(self._name, self._epoch)
 
     async def _attempt(
         self, tokens: TokenBuffer, proposal: Proposal, stats: RoundStats, patience: _Patience
@@ -193,7 +196,7 @@ class Verifying:
     def _item(self, tokens: TokenBuffer, proposal: Proposal) -> VerifyItem:
         prefix_tokens, prefix_hash = self._peer.suffix(tokens)
         item = VerifyItem(
-            session_id=self._plan.session_id,
+            session_id=self._name,
             epoch=self._epoch,
             base_length=len(tokens),
             prefix_tokens=prefix_tokens,

@@ -119,8 +119,10 @@ class DraftLink(Link):
         return found, sum(event.ByteSize() for event in missed)
 
     def close_session(self, session_id: str, epoch: int) -> None:
-        """Frees a session at the worker."""
-        self._forget(session_id)
+        """Frees a session at the worker; without effect on what a later owner asked there."""
+        told = self._told.get(session_id)
+        if told is not None and told.epoch == epoch:
+            self._forget(session_id)
         if self.usable:
             self._enqueue(DraftCommand(session_id=session_id, epoch=epoch, close=draft_pb2.Close()))
 

@@ -27,7 +27,7 @@ class SessionRecord:
         finish_reason: a FinishReason; 0 while running.
         meta: the serialised request, set once at creation; opaque to the store.
         progress: what a resume needs beside the tokens, set at each commit; opaque to the store.
-        cancelled: whether somebody asked the owner to stop.
+        cancelled: whether somebody asked for it to stop.
         expires_at: unix seconds after which the store forgets the session; set by the store, ignored by `create`.
     """
 
@@ -141,7 +141,8 @@ class SessionStore(Protocol):
         from now on. Raises SessionGone."""
 
     async def request_cancel(self, session_id: str) -> bool:
-        """Asks the owner to stop: its next commit raises SessionCancelled. Whether the session is known. Idempotent."""
+        """Ends the session with FINISH_REASON_CANCELLED unless it has ended, whether or not anybody owns it: an owner's
+        next commit raises SessionCancelled. Whether the session is known. Idempotent."""
 
     async def ping(self) -> None:
         """Returns when the store answers. Raises StoreUnavailable."""

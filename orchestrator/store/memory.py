@@ -10,6 +10,7 @@ import numpy as np
 from orchestrator.store import fence
 from orchestrator.store.base import FINISHED, RUNNING, SessionRecord, StoreFull
 from outrider.law.sparse import Int32Array
+from outrider.v1.orchestrator_pb2 import FINISH_REASON_CANCELLED
 
 
 class MemoryStore:
@@ -88,7 +89,8 @@ class MemoryStore:
         """See SessionStore."""
         record = await self.load(session_id)
         if record is not None:
-            self._records[session_id] = replace(record, cancelled=True)
+            reason = record.finish_reason or FINISH_REASON_CANCELLED
+            self._records[session_id] = replace(record, cancelled=True, state=FINISHED, finish_reason=reason)
         return record is not None
 
     async def ping(self) -> None:

@@ -25,6 +25,7 @@ from orchestrator.store.base import (
 from orchestrator.store.pipelined import Pipelined
 from outrider.law.sparse import Int32Array
 from outrider.net.arrays import ArrayError, int32s, to_bytes
+from outrider.v1.orchestrator_pb2 import FINISH_REASON_CANCELLED
 
 T = TypeVar("T")
 Answer = list[Any]  # [verdict, detail ...], all bytes but for nested lists and integers
@@ -93,7 +94,7 @@ class RedisStore:
 
     async def request_cancel(self, session_id: str) -> bool:
         """See SessionStore."""
-        answer: Answer = await self._run(self._request_cancel, session_id)
+        answer: Answer = await self._run(self._request_cancel, session_id, (FINISH_REASON_CANCELLED,))
         return bool(answer[0] == b"ok")
 
     async def ping(self) -> None:

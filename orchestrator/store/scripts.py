@@ -80,9 +80,11 @@ redis.call('HINCRBY', KEYS[1], 'epoch', 1)
     + _SNAPSHOT
 )
 
+# ARGV: finish_reason.
 # Answers ok | gone.
 REQUEST_CANCEL = """
 if redis.call('EXISTS', KEYS[1]) == 0 then return {'gone'} end
 redis.call('HSET', KEYS[1], 'cancelled', '1')
+if redis.call('HGET', KEYS[1], 'finish_reason') == '0' then redis.call('HSET', KEYS[1], 'finish_reason', ARGV[1]) end
 return {'ok'}
 """

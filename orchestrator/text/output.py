@@ -161,6 +161,7 @@ class Output:
             recovered_tokens=delivered[orchestrator_pb2.TOKEN_ORIGIN_RECOVERED],
             bonus_tokens=delivered[orchestrator_pb2.TOKEN_ORIGIN_BONUS],
             plain_tokens=delivered[orchestrator_pb2.TOKEN_ORIGIN_PLAIN],
+            replayed_tokens=delivered[orchestrator_pb2.TOKEN_ORIGIN_REPLAYED],
             rounds=rounds,
         )
 

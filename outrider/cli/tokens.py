@@ -14,8 +14,10 @@ STYLES: "dict[pb.TokenOrigin.ValueType, tuple[str, Style]]" = {  # name, how it 
     pb.TOKEN_ORIGIN_RECOVERED: ("recovered", Style.parse("red")),
     pb.TOKEN_ORIGIN_BONUS: ("bonus", Style.parse("cyan")),
     pb.TOKEN_ORIGIN_PLAIN: ("plain", Style.null()),
+    pb.TOKEN_ORIGIN_REPLAYED: ("replayed", Style.parse("dim")),
 }
 _NO_STYLE = ("unknown", Style.null())
+# Of the origins that a stream has which was not resumed.
 _MEANINGS = {
     pb.TOKEN_ORIGIN_ACCEPTED: "drafted, and kept by the target",
     pb.TOKEN_ORIGIN_RECOVERED: "the target's own, where it rejected a drafted one",
@@ -50,7 +52,7 @@ class TokenWriter:
         """The names of the origins, each in its colour; empty without colour."""
         if not self._color:
             return ""
-        return "  ".join(_ansi(name, style) for name, style in STYLES.values())
+        return "  ".join(_ansi(*STYLES[origin]) for origin in _MEANINGS)
 
     def explanation(self) -> str:
         """The origins and what they mean, one a line, each in its colour; empty without colour."""

@@ -48,3 +48,8 @@ SERVER_OPTIONS: list[tuple[str, int | str]] = [
 def connect(address: str) -> grpc.aio.Channel:
     """An insecure channel to host:port. Does not wait for the peer."""
     return grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS)
+
+
+def connect_blocking(address: str) -> grpc.Channel:
+    """As `connect`, for code without an event loop."""
+    return grpc.insecure_channel(address, options=CHANNEL_OPTIONS)

@@ -100,7 +100,7 @@ def from_status(status: Status) -> OutriderError:
     return OutriderError(reason, status.message, retry_after=retry_after)
 
 
-def from_rpc_error(error: grpc.aio.AioRpcError) -> OutriderError | None:
+def from_rpc_error(error: grpc.RpcError) -> OutriderError | None:
     """The error inside a failed call, or None when the failure is the transport's own."""
     status = rpc_status.from_call(error)
     return from_status(status) if status is not None else None

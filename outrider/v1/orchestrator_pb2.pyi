@@ -71,6 +71,8 @@ class _TokenOriginEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_TokenOrig
     """Drawn after a block accepted whole."""
     TOKEN_ORIGIN_PLAIN: _TokenOrigin.ValueType  # 4
     """Drawn in a round without a block."""
+    TOKEN_ORIGIN_REPLAYED: _TokenOrigin.ValueType  # 5
+    """Committed before this Resume: origins and log probabilities are not stored."""
 
 class TokenOrigin(_TokenOrigin, metaclass=_TokenOriginEnumTypeWrapper):
     """Where a token comes from."""
@@ -85,6 +87,8 @@ TOKEN_ORIGIN_BONUS: TokenOrigin.ValueType  # 3
 """Drawn after a block accepted whole."""
 TOKEN_ORIGIN_PLAIN: TokenOrigin.ValueType  # 4
 """Drawn in a round without a block."""
+TOKEN_ORIGIN_REPLAYED: TokenOrigin.ValueType  # 5
+"""Committed before this Resume: origins and log probabilities are not stored."""
 Global___TokenOrigin: _TypeAlias = TokenOrigin  # noqa: Y015
 
 class _PlainReason:
@@ -229,6 +233,7 @@ class GenerateRequest(_message.Message):
     LOGPROBS_FIELD_NUMBER: _builtins.int
     GRAMMAR_FIELD_NUMBER: _builtins.int
     TOKEN_BY_TOKEN_FIELD_NUMBER: _builtins.int
+    RESUMABLE_FIELD_NUMBER: _builtins.int
     prompt: _builtins.str
     """Raw text, tokenised as the model's tokenizer does it. At most 4 MiB of UTF-8."""
     seed: _builtins.int
@@ -248,6 +253,11 @@ class GenerateRequest(_message.Message):
     token_by_token: _builtins.bool
     """Whether every message carries at most one token, for clients that take a message for a token. The messages of a
     round's first tokens have no `round`; its last one has.
+    """
+    resumable: _builtins.bool
+    """Whether the session outlives its stream. When the call ends without `finish` (connection lost, client gone,
+    orchestrator draining or dead, no worker, no store), generating stops and the workers are freed, but the session
+    stays, for Resume, until its time-to-live is over or CancelSession ends it. n must be 0 or 1.
     """
     @_builtins.property
     def chat(self) -> Global___Chat:
@@ -288,10 +298,11 @@ class GenerateRequest(_message.Message):
         logprobs: _builtins.int | None = ...,
         grammar: _types_pb2.Grammar | None = ...,
         token_by_token: _builtins.bool = ...,
+        resumable: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_logprobs", b"_logprobs", "_seed", b"_seed", "chat", b"chat", "grammar", b"grammar", "input", b"input", "logprobs", b"logprobs", "prompt", b"prompt", "sampling", b"sampling", "seed", b"seed", "speculation", b"speculation", "stop", b"stop", "token_ids", b"token_ids"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_logprobs", b"_logprobs", "_seed", b"_seed", "chat", b"chat", "grammar", b"grammar", "input", b"input", "logprobs", b"logprobs", "n", b"n", "prompt", b"prompt", "sampling", b"sampling", "seed", b"seed", "session_id", b"session_id", "speculation", b"speculation", "stop", b"stop", "token_by_token", b"token_by_token", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_logprobs", b"_logprobs", "_seed", b"_seed", "chat", b"chat", "grammar", b"grammar", "input", b"input", "logprobs", b"logprobs", "n", b"n", "prompt", b"prompt", "resumable", b"resumable", "sampling", b"sampling", "seed", b"seed", "session_id", b"session_id", "speculation", b"speculation", "stop", b"stop", "token_by_token", b"token_by_token", "token_ids", b"token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__logprobs: _TypeAlias = _typing.Literal["logprobs"]  # noqa: Y015
     _WhichOneofArgType__logprobs: _TypeAlias = _typing.Literal["_logprobs", b"_logprobs"]  # noqa: Y015
@@ -307,6 +318,32 @@ class GenerateRequest(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType_input) -> _WhichOneofReturnType_input | None: ...
 
 Global___GenerateRequest: _TypeAlias = GenerateRequest  # noqa: Y015
+
+@_typing.final
+class ResumeRequest(_message.Message):
+    """Where to go on."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SESSION_ID_FIELD_NUMBER: _builtins.int
+    OFFSET_FIELD_NUMBER: _builtins.int
+    session_id: _builtins.str
+    """Session id."""
+    offset: _builtins.int
+    """Generated tokens that the caller holds. Range [0, committed generated tokens]."""
+    def __init__(
+        self,
+        *,
+        session_id: _builtins.str = ...,
+        offset: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["offset", b"offset", "session_id", b"session_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ResumeRequest: _TypeAlias = ResumeRequest  # noqa: Y015
 
 @_typing.final
 class Chat(_message.Message):
@@ -534,6 +571,7 @@ class Started(_message.Message):
     PROMPT_TOKENS_FIELD_NUMBER: _builtins.int
     SEED_FIELD_NUMBER: _builtins.int
     ACCEPTANCE_FIELD_NUMBER: _builtins.int
+    COMMITTED_TOKENS_FIELD_NUMBER: _builtins.int
     session_id: _builtins.str
     """The session's id, for GetSession and CancelSession."""
     prompt_tokens: _builtins.int
@@ -542,6 +580,10 @@ class Started(_message.Message):
     """Seed in use."""
     acceptance: Global___Acceptance.ValueType
     """The acceptance rule in use."""
+    committed_tokens: _builtins.int
+    """Generated tokens that were committed before this call: 0 in a new session. Those after the offset come first, with
+    TOKEN_ORIGIN_REPLAYED.
+    """
     def __init__(
         self,
         *,
@@ -549,10 +591,11 @@ class Started(_message.Message):
         prompt_tokens: _builtins.int = ...,
         seed: _builtins.int = ...,
         acceptance: Global___Acceptance.ValueType = ...,
+        committed_tokens: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["acceptance", b"acceptance", "prompt_tokens", b"prompt_tokens", "seed", b"seed", "session_id", b"session_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["acceptance", b"acceptance", "committed_tokens", b"committed_tokens", "prompt_tokens", b"prompt_tokens", "seed", b"seed", "session_id", b"session_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -576,10 +619,12 @@ class Token(_message.Message):
     origin: Global___TokenOrigin.ValueType
     """Where the token comes from."""
     logprob: _builtins.float
-    """Natural logarithm of the model's probability before any transform; set when the request asks for it."""
+    """Natural logarithm of the model's probability before any transform; set when the request asks for it and the token is
+    not a replayed one.
+    """
     @_builtins.property
     def top_logprobs(self) -> _containers.RepeatedCompositeFieldContainer[Global___TopLogprob]:
-        """The likeliest tokens at this position, descending; as many as the request asks for."""
+        """The likeliest tokens at this position, descending; as many as the request asks for; none for a replayed token."""
 
     def __init__(
         self,
@@ -744,7 +789,9 @@ Global___Finish: _TypeAlias = Finish  # noqa: Y015
 
 @_typing.final
 class Usage(_message.Message):
-    """Counts exactly what was delivered. Every counter but prompt_tokens and rounds is at most completion_tokens."""
+    """Counts exactly what was delivered over the whole session; its tokens by origin, and the rounds, since the last Resume.
+    Every counter but prompt_tokens and rounds is at most completion_tokens.
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -755,6 +802,7 @@ class Usage(_message.Message):
     BONUS_TOKENS_FIELD_NUMBER: _builtins.int
     PLAIN_TOKENS_FIELD_NUMBER: _builtins.int
     ROUNDS_FIELD_NUMBER: _builtins.int
+    REPLAYED_TOKENS_FIELD_NUMBER: _builtins.int
     prompt_tokens: _builtins.int
     """Tokens of the prompt."""
     completion_tokens: _builtins.int
@@ -769,6 +817,10 @@ class Usage(_message.Message):
     """Delivered tokens of rounds without a block."""
     rounds: _builtins.int
     """Rounds run."""
+    replayed_tokens: _builtins.int
+    """Tokens that were committed before the last Resume, whose origins are not stored; the caller had them already or got
+    them again.
+    """
     def __init__(
         self,
         *,
@@ -779,10 +831,11 @@ class Usage(_message.Message):
         bonus_tokens: _builtins.int = ...,
         plain_tokens: _builtins.int = ...,
         rounds: _builtins.int = ...,
+        replayed_tokens: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted_tokens", b"accepted_tokens", "bonus_tokens", b"bonus_tokens", "completion_tokens", b"completion_tokens", "plain_tokens", b"plain_tokens", "prompt_tokens", b"prompt_tokens", "recovered_tokens", b"recovered_tokens", "rounds", b"rounds"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted_tokens", b"accepted_tokens", "bonus_tokens", b"bonus_tokens", "completion_tokens", b"completion_tokens", "plain_tokens", b"plain_tokens", "prompt_tokens", b"prompt_tokens", "recovered_tokens", b"recovered_tokens", "replayed_tokens", b"replayed_tokens", "rounds", b"rounds"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -40,6 +40,11 @@ class OrchestratorServiceStub:
                 request_serializer=outrider_dot_v1_dot_orchestrator__pb2.GenerateRequest.SerializeToString,
                 response_deserializer=outrider_dot_v1_dot_orchestrator__pb2.GenerateResponse.FromString,
                 _registered_method=True)
+        self.Resume = channel.unary_stream(
+                '/outrider.v1.OrchestratorService/Resume',
+                request_serializer=outrider_dot_v1_dot_orchestrator__pb2.ResumeRequest.SerializeToString,
+                response_deserializer=outrider_dot_v1_dot_orchestrator__pb2.GenerateResponse.FromString,
+                _registered_method=True)
         self.GetSession = channel.unary_unary(
                 '/outrider.v1.OrchestratorService/GetSession',
                 request_serializer=outrider_dot_v1_dot_orchestrator__pb2.GetSessionRequest.SerializeToString,
@@ -63,9 +68,21 @@ class OrchestratorServiceServicer:
 
     def Generate(self, request, context):
         """Streams one generation. Tokens are committed to the session store before they are sent. Cancelling the call
-        cancels the session in every service. Ends with OK after the message that carries `finish`.
+        cancels the session in every service, unless it is resumable. Ends with OK after the message that carries `finish`.
         INVALID_ARGUMENT names the field and its limit; ALREADY_EXISTS a session id in use; RESOURCE_EXHAUSTED full queues;
-        UNAVAILABLE no target or no session store; ABORTED a CancelSession; INTERNAL non-finite logits.
+        UNAVAILABLE no target or no session store; ABORTED a CancelSession, or a Resume elsewhere (STALE_EPOCH); INTERNAL
+        non-finite logits. A resumable request that is sent again with its session id is a Resume from offset 0.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Resume(self, request, context):
+        """Goes on with a session, at any orchestrator over the same session store: `started`, the committed tokens after the
+        offset, then generation continues as if nothing had happened. The caller's orchestrator becomes the owner; a former
+        one stops, and its stream ends with ABORTED (STALE_EPOCH). A session that has ended is replayed to its `finish`, also
+        where that is FINISH_REASON_CANCELLED or FINISH_REASON_ERROR. Statuses as those of Generate, and NOT_FOUND when the
+        session is unknown or past its time-to-live.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -79,7 +96,8 @@ class OrchestratorServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def CancelSession(self, request, context):
-        """Ends a running session; its Generate call ends with ABORTED (SESSION_CANCELLED). Idempotent; NOT_FOUND when unknown.
+        """Ends a running session, whether or not an orchestrator runs it; its Generate or Resume call ends with ABORTED
+        (SESSION_CANCELLED), at another orchestrator with its next commit. Idempotent; NOT_FOUND when unknown.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -98,6 +116,11 @@ def add_OrchestratorServiceServicer_to_server(servicer, server):
             'Generate': grpc.unary_stream_rpc_method_handler(
                     servicer.Generate,
                     request_deserializer=outrider_dot_v1_dot_orchestrator__pb2.GenerateRequest.FromString,
+                    response_serializer=outrider_dot_v1_dot_orchestrator__pb2.GenerateResponse.SerializeToString,
+            ),
+            'Resume': grpc.unary_stream_rpc_method_handler(
+                    servicer.Resume,
+                    request_deserializer=outrider_dot_v1_dot_orchestrator__pb2.ResumeRequest.FromString,
                     response_serializer=outrider_dot_v1_dot_orchestrator__pb2.GenerateResponse.SerializeToString,
             ),
             'GetSession': grpc.unary_unary_rpc_method_handler(
@@ -143,6 +166,33 @@ class OrchestratorService:
             target,
             '/outrider.v1.OrchestratorService/Generate',
             outrider_dot_v1_dot_orchestrator__pb2.GenerateRequest.SerializeToString,
+            outrider_dot_v1_dot_orchestrator__pb2.GenerateResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Resume(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/outrider.v1.OrchestratorService/Resume',
+            outrider_dot_v1_dot_orchestrator__pb2.ResumeRequest.SerializeToString,
             outrider_dot_v1_dot_orchestrator__pb2.GenerateResponse.FromString,
             options,
             channel_credentials,

@@ -35,14 +35,24 @@ class OrchestratorServiceStub:
     def __new__(cls, channel: _aio.Channel) -> OrchestratorServiceAsyncStub: ...
     Generate: _grpc.UnaryStreamMultiCallable[_orchestrator_pb2.GenerateRequest, _orchestrator_pb2.GenerateResponse]
     """Streams one generation. Tokens are committed to the session store before they are sent. Cancelling the call
-    cancels the session in every service. Ends with OK after the message that carries `finish`.
+    cancels the session in every service, unless it is resumable. Ends with OK after the message that carries `finish`.
     INVALID_ARGUMENT names the field and its limit; ALREADY_EXISTS a session id in use; RESOURCE_EXHAUSTED full queues;
-    UNAVAILABLE no target or no session store; ABORTED a CancelSession; INTERNAL non-finite logits.
+    UNAVAILABLE no target or no session store; ABORTED a CancelSession, or a Resume elsewhere (STALE_EPOCH); INTERNAL
+    non-finite logits. A resumable request that is sent again with its session id is a Resume from offset 0.
+    """
+    Resume: _grpc.UnaryStreamMultiCallable[_orchestrator_pb2.ResumeRequest, _orchestrator_pb2.GenerateResponse]
+    """Goes on with a session, at any orchestrator over the same session store: `started`, the committed tokens after the
+    offset, then generation continues as if nothing had happened. The caller's orchestrator becomes the owner; a former
+    one stops, and its stream ends with ABORTED (STALE_EPOCH). A session that has ended is replayed to its `finish`, also
+    where that is FINISH_REASON_CANCELLED or FINISH_REASON_ERROR. Statuses as those of Generate, and NOT_FOUND when the
+    session is unknown or past its time-to-live.
     """
     GetSession: _grpc.UnaryUnaryMultiCallable[_orchestrator_pb2.GetSessionRequest, _orchestrator_pb2.GetSessionResponse]
     """Returns a session's committed state. NOT_FOUND when it is unknown or past its time-to-live."""
     CancelSession: _grpc.UnaryUnaryMultiCallable[_orchestrator_pb2.CancelSessionRequest, _orchestrator_pb2.CancelSessionResponse]
-    """Ends a running session; its Generate call ends with ABORTED (SESSION_CANCELLED). Idempotent; NOT_FOUND when unknown."""
+    """Ends a running session, whether or not an orchestrator runs it; its Generate or Resume call ends with ABORTED
+    (SESSION_CANCELLED), at another orchestrator with its next commit. Idempotent; NOT_FOUND when unknown.
+    """
     GetInfo: _grpc.UnaryUnaryMultiCallable[_orchestrator_pb2.OrchestratorServiceGetInfoRequest, _orchestrator_pb2.OrchestratorServiceGetInfoResponse]
     """Says what is served, by which workers, and why speculation is off where it is."""
 
@@ -53,14 +63,24 @@ class OrchestratorServiceAsyncStub(OrchestratorServiceStub):
     def __init__(self, channel: _aio.Channel) -> None: ...
     Generate: _aio.UnaryStreamMultiCallable[_orchestrator_pb2.GenerateRequest, _orchestrator_pb2.GenerateResponse]  # type: ignore[assignment]
     """Streams one generation. Tokens are committed to the session store before they are sent. Cancelling the call
-    cancels the session in every service. Ends with OK after the message that carries `finish`.
+    cancels the session in every service, unless it is resumable. Ends with OK after the message that carries `finish`.
     INVALID_ARGUMENT names the field and its limit; ALREADY_EXISTS a session id in use; RESOURCE_EXHAUSTED full queues;
-    UNAVAILABLE no target or no session store; ABORTED a CancelSession; INTERNAL non-finite logits.
+    UNAVAILABLE no target or no session store; ABORTED a CancelSession, or a Resume elsewhere (STALE_EPOCH); INTERNAL
+    non-finite logits. A resumable request that is sent again with its session id is a Resume from offset 0.
+    """
+    Resume: _aio.UnaryStreamMultiCallable[_orchestrator_pb2.ResumeRequest, _orchestrator_pb2.GenerateResponse]  # type: ignore[assignment]
+    """Goes on with a session, at any orchestrator over the same session store: `started`, the committed tokens after the
+    offset, then generation continues as if nothing had happened. The caller's orchestrator becomes the owner; a former
+    one stops, and its stream ends with ABORTED (STALE_EPOCH). A session that has ended is replayed to its `finish`, also
+    where that is FINISH_REASON_CANCELLED or FINISH_REASON_ERROR. Statuses as those of Generate, and NOT_FOUND when the
+    session is unknown or past its time-to-live.
     """
     GetSession: _aio.UnaryUnaryMultiCallable[_orchestrator_pb2.GetSessionRequest, _orchestrator_pb2.GetSessionResponse]  # type: ignore[assignment]
     """Returns a session's committed state. NOT_FOUND when it is unknown or past its time-to-live."""
     CancelSession: _aio.UnaryUnaryMultiCallable[_orchestrator_pb2.CancelSessionRequest, _orchestrator_pb2.CancelSessionResponse]  # type: ignore[assignment]
-    """Ends a running session; its Generate call ends with ABORTED (SESSION_CANCELLED). Idempotent; NOT_FOUND when unknown."""
+    """Ends a running session, whether or not an orchestrator runs it; its Generate or Resume call ends with ABORTED
+    (SESSION_CANCELLED), at another orchestrator with its next commit. Idempotent; NOT_FOUND when unknown.
+    """
     GetInfo: _aio.UnaryUnaryMultiCallable[_orchestrator_pb2.OrchestratorServiceGetInfoRequest, _orchestrator_pb2.OrchestratorServiceGetInfoResponse]  # type: ignore[assignment]
     """Says what is served, by which workers, and why speculation is off where it is."""
 
@@ -74,9 +94,23 @@ class OrchestratorServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_orchestrator_pb2.GenerateResponse], _abc.AsyncIterator[_orchestrator_pb2.GenerateResponse]]:
         """Streams one generation. Tokens are committed to the session store before they are sent. Cancelling the call
-        cancels the session in every service. Ends with OK after the message that carries `finish`.
+        cancels the session in every service, unless it is resumable. Ends with OK after the message that carries `finish`.
         INVALID_ARGUMENT names the field and its limit; ALREADY_EXISTS a session id in use; RESOURCE_EXHAUSTED full queues;
-        UNAVAILABLE no target or no session store; ABORTED a CancelSession; INTERNAL non-finite logits.
+        UNAVAILABLE no target or no session store; ABORTED a CancelSession, or a Resume elsewhere (STALE_EPOCH); INTERNAL
+        non-finite logits. A resumable request that is sent again with its session id is a Resume from offset 0.
+        """
+
+    @_abc_1.abstractmethod
+    def Resume(
+        self,
+        request: _orchestrator_pb2.ResumeRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_orchestrator_pb2.GenerateResponse], _abc.AsyncIterator[_orchestrator_pb2.GenerateResponse]]:
+        """Goes on with a session, at any orchestrator over the same session store: `started`, the committed tokens after the
+        offset, then generation continues as if nothing had happened. The caller's orchestrator becomes the owner; a former
+        one stops, and its stream ends with ABORTED (STALE_EPOCH). A session that has ended is replayed to its `finish`, also
+        where that is FINISH_REASON_CANCELLED or FINISH_REASON_ERROR. Statuses as those of Generate, and NOT_FOUND when the
+        session is unknown or past its time-to-live.
         """
 
     @_abc_1.abstractmethod
@@ -93,7 +127,9 @@ class OrchestratorServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _orchestrator_pb2.CancelSessionRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_orchestrator_pb2.CancelSessionResponse, _abc.Awaitable[_orchestrator_pb2.CancelSessionResponse]]:
-        """Ends a running session; its Generate call ends with ABORTED (SESSION_CANCELLED). Idempotent; NOT_FOUND when unknown."""
+        """Ends a running session, whether or not an orchestrator runs it; its Generate or Resume call ends with ABORTED
+        (SESSION_CANCELLED), at another orchestrator with its next commit. Idempotent; NOT_FOUND when unknown.
+        """
 
     @_abc_1.abstractmethod
     def GetInfo(

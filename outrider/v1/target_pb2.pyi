@@ -124,7 +124,9 @@ class VerifyItem(_message.Message):
     SUPPORT_IDS_FIELD_NUMBER: _builtins.int
     LOGPROBS_FIELD_NUMBER: _builtins.int
     session_id: _builtins.str
-    """Chosen by the orchestrator; 1 to 128 characters."""
+    """Chosen by the orchestrator; 1 to 128 characters. Orchestrators that share a target must not choose the same one for
+    two sessions: theirs is a hash of the request with its seed.
+    """
     epoch: _builtins.int
     """Counter of the session's owner; a lower epoch than one seen before is refused with STALE_EPOCH."""
     base_length: _builtins.int

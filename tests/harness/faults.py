@@ -16,6 +16,7 @@ from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 
 from orchestrator.metrics import Metrics
+from orchestrator.store.memory import MemoryStore
 from outrider.lm.engine import Engine, EngineInfo, Segment, SequenceState
 from outrider.lm.model_info import model_info
 from outrider.lm.synthetic import SyntheticEngine, TokenSequence
@@ -24,7 +25,7 @@ from outrider.net.channel import connect
 from outrider.net.errors import OutriderError, abort, from_rpc_error, reason_name
 from outrider.net.server import Server
 from outrider.v1 import draft_pb2, draft_pb2_grpc, orchestrator_pb2_grpc, target_pb2, target_pb2_grpc
-from outrider.v1.orchestrator_pb2 import GenerateRequest, Round
+from outrider.v1.orchestrator_pb2 import GenerateRequest, ResumeRequest, Round
 from tests.harness.engines import DEADLINE
 from tests.harness.orchestrator import Generation, RunningOrchestrator
 
@@ -122,13 +123,26 @@ def draft_engine(spec: SyntheticSpec = DRAFT_SPEC) -> HookedEngine:
     return HookedEngine(SyntheticEngine(spec))
 
 
+class KeptStore(MemoryStore):
+    """Keeps its sessions when closed, for the test to look at, or for another orchestrator."""
+
+    async def close(self) -> None:
+        self.closed = True
+
+
 class Client:
-    """One Generate call, read message by message."""
+    """One Generate or Resume call, read message by message."""
 
     def __init__(
-        self, orchestrator: RunningOrchestrator, request: GenerateRequest, timeout: float = DEADLINE, stub: Any = None
+        self,
+        orchestrator: RunningOrchestrator,
+        request: GenerateRequest | ResumeRequest,
+        timeout: float = DEADLINE,
+        stub: Any = None,
     ) -> None:
-        self.call = (stub or orchestrator.stub).Generate(request, timeout=timeout)
+        stub = stub or orchestrator.stub
+        method = stub.Generate if isinstance(request, GenerateRequest) else stub.Resume
+        self.call = method(request, timeout=timeout)
         self.generation = Generation()
 
     async def read(self) -> bool:

@@ -5,22 +5,14 @@ import asyncio
 import grpc
 import pytest
 
-from orchestrator.store.memory import MemoryStore
 from outrider.v1 import orchestrator_pb2
 from tests.harness.engines import DEADLINE
-from tests.harness.faults import Client, draft_engine, greedy_output, refused, target_engine
+from tests.harness.faults import Client, KeptStore, draft_engine, greedy_output, refused, target_engine
 from tests.harness.orchestrator import ask, start_orchestrator
 from tests.harness.workers import eventually, start_draft, start_target
 
 PROMPT = (0, 1, 2)
 LONG = 100_000
-
-
-class KeptStore(MemoryStore):
-    """Keeps its sessions when closed, for the test to look at."""
-
-    async def close(self) -> None:
-        self.closed = True
 
 
 async def test_j7_a_running_stream_is_let_finish_and_a_new_one_is_refused() -> None:

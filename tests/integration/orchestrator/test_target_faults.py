@@ -10,6 +10,7 @@ from google.rpc.error_details_pb2 import ErrorInfo
 from google.rpc.status_pb2 import Status
 
 from orchestrator.links import target as target_link
+from orchestrator.records import name_at_targets
 from outrider.lm.engine import Segment
 from outrider.lm.synthetic_spec import SyntheticSpec
 from outrider.net.arrays import logits_message
@@ -69,7 +70,9 @@ async def test_a_target_that_forgot_a_session_gets_the_prefix_again_in_the_same_
             client = Client(orchestrator, ask(PROMPT, max_tokens=60, temperature=0, session_id="evicted"))
             await client.until_tokens(10)
             # As the time-to-live or the pressure for pages would do it.
-            await target.release(("evicted", 1))
+            record = await orchestrator.core.store.load("evicted")
+            assert record is not None
+            await target.release((name_at_targets(record), record.epoch))
             generation = await client.finish()
             assert generation.ids == greedy_output(PROMPT, 60)
             assert counters.read()["outrider.prefix_resent"] == 1

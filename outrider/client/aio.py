@@ -1,0 +1,154 @@
+"""The client for asyncio."""
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from contextlib import suppress
+from types import TracebackType
+from typing import TYPE_CHECKING, Self, Unpack
+
+import grpc
+
+from outrider.client.progress import ClientClosed, Progress
+from outrider.client.request import Message, Options, make_request
+from outrider.net.address import parse_addresses
+from outrider.net.channel import connect
+from outrider.v1.orchestrator_pb2 import CancelSessionRequest, Finish, GenerateRequest, Started, Token
+from outrider.v1.orchestrator_pb2_grpc import OrchestratorServiceStub
+
+if TYPE_CHECKING:  # a name of the stubs' types alone
+    from outrider.v1.orchestrator_pb2_grpc import OrchestratorServiceAsyncStub
+
+# Telling the service that nobody listens any more takes so long at most.
+CANCEL_SECONDS = 2.0
+
+
+class AsyncClient:
+    """Generates at any of several orchestrators over one session store.
+
+    Args:
+        addresses: HOST:PORT, several separated by commas. Raises ValueError naming one that is none.
+    """
+
+    def __init__(self, addresses: str) -> None:
+        self._addresses = parse_addresses(addresses)
+        if not self._addresses:
+            raise ValueError("at least one address is required")
+        self._channels: dict[str, grpc.aio.Channel] = {}
+        self._closed = False
+
+    def generate(
+        self,
+        prompt: str | None = None,
+        *,
+        messages: Sequence[Message] | None = None,
+        token_ids: Sequence[int] | None = None,
+        timeout: float = 600.0,
+        session_id: str = "",
+        **options: Unpack[Options],
+    ) -> "AsyncGeneration":
+        """One generation; nothing is sent before it is iterated over.
+
+        Args:
+            prompt, messages, token_ids: text to go on with, a conversation, or tokens; exactly one.
+            timeout: seconds that it may take, reconnections included.
+            session_id: a name for the session; random without one. A generation of that name, asked for in the same
+                words, is gone on with from its first token.
+            options: see Options.
+
+        Raises TypeError or ValueError naming an argument that cannot be one.
+        """
+        request = make_request(prompt, messages, token_ids, options)
+        request.session_id = session_id
+        return self.stream(request, timeout)
+
+    def stream(self, request: GenerateRequest, timeout: float = 600.0) -> "AsyncGeneration":
+        """As `generate`, for a request of any fields but `n`."""
+        return AsyncGeneration(self, Progress(request, self._addresses, timeout))
+
+    def stub(self, address: str) -> "OrchestratorServiceAsyncStub":
+        """A stub over the channel to an address. Raises ClientClosed."""
+        if self._closed:
+            raise ClientClosed
+        if address not in self._channels:
+            self._channels[address] = connect(address)
+        return OrchestratorServiceStub(self._channels[address])
+
+    async def close(self) -> None:
+        """Closes the connections, also under generations that still run: end those first. Idempotent."""
+        channels, self._channels, self._closed = self._channels, {}, True
+        await asyncio.gather(*(channel.close() for channel in channels.values()))
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+
+class AsyncGeneration:
+    """Iterates once over the tokens of one generation, as they come.
+
+    Lost connections, draining or dead orchestrators and outages of the store are waited out or gone around until the
+    timeout; no token comes twice, none is missing. Iterating raises OutriderError when the generation was refused or
+    failed, TimeoutError when it took too long. Whoever stops before the end, by `aclose`, `break` or cancellation, ends
+    the session.
+    """
+
+    def __init__(self, client: AsyncClient, progress: Progress) -> None:
+        self._client, self._progress = client, progress
+        self._tokens = self._run()
+
+    @property
+    def session_id(self) -> str:
+        """Id of the session, known before it begins."""
+        return self._progress.session_id
+
+    @property
+    def started(self) -> Started | None:
+        """How the session began; None until the first token."""
+        return self._progress.started
+
+    @property
+    def finish(self) -> Finish | None:
+        """Why it ended, and its usage; None until then."""
+        return self._progress.finish
+
+    def __aiter__(self) -> AsyncIterator[Token]:
+        return self._tokens
+
+    async def text(self) -> str:
+        """The rest of the text, when it is complete."""
+        return "".join([token.text async for token in self._tokens])
+
+    async def aclose(self) -> None:
+        """Ends the session unless it has ended. Idempotent."""
+        await self._tokens.aclose()
+
+    async def _run(self) -> AsyncGenerator[Token, None]:
+        progress = self._progress
+        try:
+            while progress.finish is None:
+                stub, rest, left = self._client.stub(progress.address), progress.rest, progress.left
+                call = (
+                    stub.Generate(progress.request, timeout=left) if rest is None else stub.Resume(rest, timeout=left)
+                )
+                try:
+                    async for response in call:
+                        for token in progress.take(response):
+                            yield token
+                except grpc.aio.AioRpcError as error:
+                    await asyncio.sleep(progress.pause_after(error))
+                finally:
+                    call.cancel()
+        except (GeneratorExit, asyncio.CancelledError, TimeoutError):
+            if progress.unfinished:
+                await self._cancel()
+            raise
+
+    async def _cancel(self) -> None:
+        """Without an orchestrator that answers the session's time-to-live ends it."""
+        request = CancelSessionRequest(session_id=self.session_id)
+        with suppress(grpc.aio.AioRpcError, ClientClosed):
+            await self._client.stub(self._progress.address).CancelSession(request, timeout=CANCEL_SECONDS)

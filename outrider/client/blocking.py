@@ -1,0 +1,132 @@
+"""The client for programs without an event loop. It may be used from several threads, a generation from one."""
+
+import time
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import suppress
+from threading import Lock
+from types import TracebackType
+from typing import Self, Unpack
+
+import grpc
+
+from outrider.client.aio import CANCEL_SECONDS
+from outrider.client.progress import ClientClosed, Progress
+from outrider.client.request import Message, Options, make_request
+from outrider.net.address import parse_addresses
+from outrider.net.channel import connect_blocking
+from outrider.v1.orchestrator_pb2 import CancelSessionRequest, Finish, GenerateRequest, Started, Token
+from outrider.v1.orchestrator_pb2_grpc import OrchestratorServiceStub
+
+
+class Client:
+    """As AsyncClient, whose arguments and errors these are."""
+
+    def __init__(self, addresses: str) -> None:
+        self._addresses = parse_addresses(addresses)
+        if not self._addresses:
+            raise ValueError("at least one address is required")
+        self._channels: dict[str, grpc.Channel] = {}
+        self._closed = False
+        self._lock = Lock()
+
+    def generate(
+        self,
+        prompt: str | None = None,
+        *,
+        messages: Sequence[Message] | None = None,
+        token_ids: Sequence[int] | None = None,
+        timeout: float = 600.0,
+        session_id: str = "",
+        **options: Unpack[Options],
+    ) -> "Generation":
+        """One generation; nothing is sent before it is iterated over. See AsyncClient.generate."""
+        request = make_request(prompt, messages, token_ids, options)
+        request.session_id = session_id
+        return self.stream(request, timeout)
+
+    def stream(self, request: GenerateRequest, timeout: float = 600.0) -> "Generation":
+        """As `generate`, for a request of any fields but `n`."""
+        return Generation(self, Progress(request, self._addresses, timeout))
+
+    def stub(self, address: str) -> OrchestratorServiceStub:
+        """A stub over the channel to an address. Raises ClientClosed."""
+        with self._lock:
+            if self._closed:
+                raise ClientClosed
+            if address not in self._channels:
+                self._channels[address] = connect_blocking(address)
+            return OrchestratorServiceStub(self._channels[address])
+
+    def close(self) -> None:
+        """Closes the connections, also under generations that still run: end those first. Idempotent."""
+        with self._lock:
+            channels, self._channels, self._closed = self._channels, {}, True
+        for channel in channels.values():
+            channel.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+class Generation:
+    """As AsyncGeneration: iterates once over the tokens of one generation, as they come."""
+
+    def __init__(self, client: Client, progress: Progress) -> None:
+        self._client, self._progress = client, progress
+        self._tokens = self._run()
+
+    @property
+    def session_id(self) -> str:
+        """Id of the session, known before it begins."""
+        return self._progress.session_id
+
+    @property
+    def started(self) -> Started | None:
+        """How the session began; None until the first token."""
+        return self._progress.started
+
+    @property
+    def finish(self) -> Finish | None:
+        """Why it ended, and its usage; None until then."""
+        return self._progress.finish
+
+    def __iter__(self) -> Iterator[Token]:
+        return self._tokens
+
+    def text(self) -> str:
+        """The rest of the text, when it is complete."""
+        return "".join(token.text for token in self._tokens)
+
+    def close(self) -> None:
+        """Ends the session unless it has ended. Idempotent."""
+        self._tokens.close()
+
+    def _run(self) -> Generator[Token, None, None]:
+        progress = self._progress
+        try:
+            while progress.finish is None:
+                stub, rest, left = self._client.stub(progress.address), progress.rest, progress.left
+                call = (
+                    stub.Generate(progress.request, timeout=left) if rest is None else stub.Resume(rest, timeout=left)
+                )
+                try:
+                    for response in call:
+                        yield from progress.take(response)
+                except grpc.RpcError as error:
+                    time.sleep(progress.pause_after(error))
+                finally:
+                    call.cancel()
+        except (GeneratorExit, KeyboardInterrupt, TimeoutError):
+            if progress.unfinished:
+                self._cancel()
+            raise
+
+    def _cancel(self) -> None:
+        request = CancelSessionRequest(session_id=self.session_id)
+        with suppress(grpc.RpcError, ClientClosed):
+            self._client.stub(self._progress.address).CancelSession(request, timeout=CANCEL_SECONDS)
