@@ -52,6 +52,9 @@ class ValkeyServer:
     def _start_on(self, port: int) -> bool:
         command = [str(get_binary_path()), "--port", str(port), "--bind", "127.0.0.1", "--dir", str(self._directory)]
         command += ["--save", "", "--appendonly", "yes", "--daemonize", "no"]
+        # Every write reaches the kernel before its answer. With the default, `everysec`, it may wait two seconds longer
+        # for a slow disk, and `kill` loses it.
+        command += ["--appendfsync", "no"]
         # Not by a preexec_fn: Python code between fork and exec crashes now and then in a process with gRPC's threads.
         self._process = subprocess.Popen(
             tethered(tuple(command)), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True

@@ -82,7 +82,7 @@ async def test_logits_and_support_give_the_same_tokens(rule: int, law_top: int, 
     async with (
         start_target(SyntheticEngine(TARGET)) as target,
         start_draft(SyntheticEngine(DRAFT)) as draft,
-        start_orchestrator([target.address], [draft.address], tokenizer=TOKENIZER) as orchestrator,
+        start_orchestrator([target.address], [draft.address], tokenizer=TOKENIZER, draft_timeout=30) as orchestrator,
     ):
         kinds = set()
         for index, sampling in enumerate(SURFACE):
@@ -107,7 +107,7 @@ async def test_logits_and_sample_give_the_same_tokens(formats_seen: set[str]) ->
     async with (
         start_target(SyntheticEngine(TARGET)) as target,
         start_draft(SyntheticEngine(DRAFT)) as draft,
-        start_orchestrator([target.address], [draft.address], tokenizer=TOKENIZER) as orchestrator,
+        start_orchestrator([target.address], [draft.address], tokenizer=TOKENIZER, draft_timeout=30) as orchestrator,
     ):
         for index, sampling in enumerate(SURFACE):
             fields = {"seed": 200 + index, "max_tokens": 40, **sampling}
@@ -136,7 +136,7 @@ async def test_the_default_formats_are_the_compact_ones(formats_seen: set[str]) 
     async with (
         start_target(SyntheticEngine(TARGET)) as target,
         start_draft(SyntheticEngine(DRAFT)) as draft,
-        start_orchestrator([target.address], [draft.address], tokenizer=TOKENIZER) as orchestrator,
+        start_orchestrator([target.address], [draft.address], tokenizer=TOKENIZER, draft_timeout=30) as orchestrator,
     ):
         for request, rule, kind in (
             (ask(), ACCEPTANCE_RATIO, "support"),
@@ -165,7 +165,7 @@ async def test_greedy_and_coupled_blocks_travel_without_their_law(monkeypatch: p
         start_target(SyntheticEngine(TARGET)) as target,
         # A block ahead would be made after the generation that it is for.
         start_draft(SyntheticEngine(DRAFT), ahead_blocks=0) as draft,
-        start_orchestrator([target.address], [draft.address], tokenizer=TOKENIZER) as orchestrator,
+        start_orchestrator([target.address], [draft.address], tokenizer=TOKENIZER, draft_timeout=30) as orchestrator,
     ):
         for fields, with_law in (({"seed": 1}, False), ({"temperature": 0.0}, False), ({}, True)):
             laws.clear()
