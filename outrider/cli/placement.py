@@ -159,10 +159,14 @@ async def _asked(process: Process, line: str) -> None:
 async def _ready(process: Process) -> None:
     assert process.stdout
     assert process.stderr
-    async with asyncio.timeout(_READY_SECONDS):
-        if not await process.stdout.readline():
-            last = (await process.stderr.read()).decode(errors="replace").strip().splitlines()
-            raise Unmeasured(last[-1] if last else "a process that should stand in for a model died")
+    try:
+        async with asyncio.timeout(_READY_SECONDS):
+            ready = await process.stdout.readline()
+    except TimeoutError:
+        raise Unmeasured(f"a process that should stand in for a model was not ready in {_READY_SECONDS:g} s") from None
+    if not ready:
+        last = (await process.stderr.read()).decode(errors="replace").strip().splitlines()
+        raise Unmeasured(last[-1] if last else "a process that should stand in for a model died")
 
 
 @asynccontextmanager

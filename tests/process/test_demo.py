@@ -13,7 +13,8 @@ KINDS = ("chat", "code", "quoting")
 
 
 async def test_demo_streams_three_kinds_both_ways_and_compares_them() -> None:
-    code, out, err = await outrider("demo", "--tokens", "12", "--runs", "1")
+    # In float32: its second and third token are nearly tied, by 0.01, and bfloat16 rounds to either.
+    code, out, err = await outrider("demo", "--tokens", "12", "--runs", "1", "--dtype", "float32")
     assert code == 0, err
     assert "\x1b" not in out  # a pipe is no terminal
     assert "target: ready" in err
@@ -21,7 +22,7 @@ async def test_demo_streams_three_kinds_both_ways_and_compares_them() -> None:
     sections = text.split("\n── ")[1:]
     assert [section.split(",")[0] for section in sections] == [kind for kind in KINDS for _ in "sp"]
     chat_speculative, chat_plain = (section.splitlines()[1] for section in sections[:2])
-    assert chat_speculative == chat_plain == "The sky is blue because of a process called Rayleigh scattering"
+    assert chat_speculative == chat_plain == "The sky blue is a result of the Earth's atmosphere scattering"
     for section in sections:
         assert "tokens/s" in section.rstrip().splitlines()[-1]
     rows = {line[:15].strip(): line[15:].split() for line in table.splitlines()}
