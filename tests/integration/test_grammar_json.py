@@ -9,6 +9,7 @@ import pytest
 
 from orchestrator.request import ServingLimits, plan_request
 from orchestrator.session import Session
+from orchestrator.stats import RoundStats
 from orchestrator.text.output import Kept
 from outrider.law.params import LawParams
 from outrider.law.sparse import Int32Array
@@ -78,10 +79,10 @@ class HalfIllegal:
 def replays(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """After every round the session's state is compared with a replay of its committed tokens; counts the rounds."""
     rounds: list[int] = []
-    committed = Session.committed
+    advance = Session.advance
 
-    def checked(self: Session, kept: Kept, accepted: int) -> None:
-        committed(self, kept, accepted)
+    def checked(self: Session, kept: Kept, stats: RoundStats) -> None:
+        advance(self, kept, stats)
         tokens = self.tokens.view()
         if kept.finish is None:
             assert self.grammar is not None
@@ -89,7 +90,7 @@ def replays(monkeypatch: pytest.MonkeyPatch) -> list[int]:
             assert (self.grammar.masks(tokens, len(tokens)) == replay).all()
             rounds.append(len(kept.tokens))
 
-    monkeypatch.setattr(Session, "committed", checked)
+    monkeypatch.setattr(Session, "advance", checked)
     return rounds
 
 
