@@ -28,6 +28,8 @@ _VAIN_PROBES = 3
 _SESSIONS_PER_PROBE = 16
 # By which part another common length must be better to be taken, and one of a session alone, below it and beyond.
 _BETTER, _BETTER_BELOW, _BETTER_ALONE = 0.02, 0.1, 0.25
+# By how much a session's acceptance must exceed the others' before it is looked at where none drafts.
+_BETTER_ACCEPTANCE = 0.1
 # Rounds of each session after which the correction of the model forgets.
 _COMPARED = 16.0
 # Probes after which their mean cost forgets.
@@ -183,7 +185,7 @@ class SessionLookahead:
             return draft.settle(target, self._survival, limit)
         common = draft.settle(target, draft.survival, self._longest)
         better = self._survival.rates(1)[0] - draft.survival.rates(1)[0]
-        if not common and better < _BETTER_BELOW:
+        if not common and better < _BETTER_ACCEPTANCE:
             return 0
         tokens = expected_tokens(self._survival.rates(limit))
         # Sessions that waste their time must not make it cheap.

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Self, Unpack
 
 import grpc
 
-from outrider.client.progress import ClientClosed, Progress
+from outrider.client.progress import ClientClosed, Progress, Told
 from outrider.client.request import Message, Options, make_request
 from outrider.net.address import parse_addresses
 from outrider.net.channel import connect
-from outrider.v1.orchestrator_pb2 import CancelSessionRequest, Finish, GenerateRequest, Started, Token
+from outrider.v1.orchestrator_pb2 import CancelSessionRequest, GenerateRequest, Token
 from outrider.v1.orchestrator_pb2_grpc import OrchestratorServiceStub
 
 if TYPE_CHECKING:  # a name of the stubs' types alone
@@ -87,7 +87,7 @@ class AsyncClient:
         await self.close()
 
 
-class AsyncGeneration:
+class AsyncGeneration(Told):
     """Iterates once over the tokens of one generation, as they come.
 
     Lost connections, draining or dead orchestrators and outages of the store are waited out or gone around until the
@@ -99,21 +99,6 @@ class AsyncGeneration:
     def __init__(self, client: AsyncClient, progress: Progress) -> None:
         self._client, self._progress = client, progress
         self._tokens = self._run()
-
-    @property
-    def session_id(self) -> str:
-        """Id of the session, known before it begins."""
-        return self._progress.session_id
-
-    @property
-    def started(self) -> Started | None:
-        """How the session began; None until the first token."""
-        return self._progress.started
-
-    @property
-    def finish(self) -> Finish | None:
-        """Why it ended, and its usage; None until then."""
-        return self._progress.finish
 
     def __aiter__(self) -> AsyncIterator[Token]:
         return self._tokens

@@ -10,11 +10,11 @@ from typing import Self, Unpack
 import grpc
 
 from outrider.client.aio import CANCEL_SECONDS
-from outrider.client.progress import ClientClosed, Progress
+from outrider.client.progress import ClientClosed, Progress, Told
 from outrider.client.request import Message, Options, make_request
 from outrider.net.address import parse_addresses
 from outrider.net.channel import connect_blocking
-from outrider.v1.orchestrator_pb2 import CancelSessionRequest, Finish, GenerateRequest, Started, Token
+from outrider.v1.orchestrator_pb2 import CancelSessionRequest, GenerateRequest, Token
 from outrider.v1.orchestrator_pb2_grpc import OrchestratorServiceStub
 
 
@@ -73,27 +73,12 @@ class Client:
         self.close()
 
 
-class Generation:
+class Generation(Told):
     """As AsyncGeneration: iterates once over the tokens of one generation, as they come."""
 
     def __init__(self, client: Client, progress: Progress) -> None:
         self._client, self._progress = client, progress
         self._tokens = self._run()
-
-    @property
-    def session_id(self) -> str:
-        """Id of the session, known before it begins."""
-        return self._progress.session_id
-
-    @property
-    def started(self) -> Started | None:
-        """How the session began; None until the first token."""
-        return self._progress.started
-
-    @property
-    def finish(self) -> Finish | None:
-        """Why it ended, and its usage; None until then."""
-        return self._progress.finish
 
     def __iter__(self) -> Iterator[Token]:
         return self._tokens

@@ -143,6 +143,27 @@ class Progress:
         )
 
 
+class Told:
+    """What callers are told of a generation beside its tokens."""
+
+    _progress: Progress
+
+    @property
+    def session_id(self) -> str:
+        """Id of the session, known before it begins."""
+        return self._progress.session_id
+
+    @property
+    def started(self) -> Started | None:
+        """How the session began; None until the first token."""
+        return self._progress.started
+
+    @property
+    def finish(self) -> Finish | None:
+        """Why it ended, and its usage; None until then."""
+        return self._progress.finish
+
+
 def _check(session_id: str, finish: Finish) -> None:
     """A session that others ended, or that failed while nobody listened, is no success."""
     if finish.reason == orchestrator_pb2.FINISH_REASON_CANCELLED:

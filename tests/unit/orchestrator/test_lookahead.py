@@ -5,7 +5,8 @@ from dataclasses import replace
 
 import pytest
 
-from orchestrator.lookahead import PROBE_LOOKAHEAD
+from orchestrator.costs import RoundCost, TargetCosts
+from orchestrator.lookahead import PROBE_LOOKAHEAD, DraftHistory, SessionLookahead
 from tests.harness.pool_sim import Pool, Scene, SimSession
 
 CLIENTS, ACCEPTANCES, LOOKAHEADS = (1, 4, 16, 64), (0.0, 0.3, 0.6, 0.9), (0, 1, 2, 4, 8, 16)
@@ -112,3 +113,14 @@ def test_sessions_that_end_are_not_counted_any_more() -> None:
         session.lookahead.close()
         session.lookahead.close()
     assert pool.draft.costs.speculating == pool.draft.probing == 0
+
+
+@pytest.mark.parametrize(("longest", "kept"), [(1, True), (None, False)])
+def test_a_block_that_could_be_no_longer_says_nothing_of_what_lies_beyond(longest: int | None, kept: bool) -> None:
+    """One that was drafted ahead is as long as the round before wanted: its end is no rejection."""
+    costs, draft = TargetCosts(), DraftHistory()
+    session = SessionLookahead(4, lambda: costs, adaptive=False)
+    for _ in range(50):
+        assert session.choose(draft, 4) == 4
+        session.learn(RoundCost(0.05, 0.0, 0.0, 0.04, 2), accepted=1, longest=longest)
+    assert (draft.survival.rates(2)[1] > 0.5) is kept
