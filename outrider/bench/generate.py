@@ -21,14 +21,13 @@ from outrider.bench.sample import Asked, Sample
 from outrider.bench.services import ASSISTED, Drafted, Services
 from outrider.cli.options import ProposerName
 from outrider.cli.run import Failure
-from outrider.lm.checkpoint import load_config, load_weights
 from outrider.lm.gguf_once import gguf_read_once
+from outrider.lm.load import EngineOptions, load_model
 from outrider.lm.quiet import quiet
 from outrider.lm.refuse import refusing
 from outrider.lm.source import SourceKind, parse_source
 
 PLAIN = "transformers plain"
-_CHECKPOINTS = (SourceKind.HUB, SourceKind.DIRECTORY, SourceKind.GGUF)
 
 
 class _Arrivals(BaseStreamer):
@@ -88,7 +87,7 @@ class Generate:
 
         def load() -> list[Generate]:
             target = _load(pair, pair.target, ours.asked)
-            loads = wanted and parse_source(pair.draft).kind in _CHECKPOINTS
+            loads = wanted and parse_source(pair.draft).kind is not SourceKind.SYNTHETIC
             draft = _load(pair, pair.draft, ours.asked) if loads else None
             tokenizer = pair.tokenizer()
             return [
@@ -159,12 +158,13 @@ def _sampling(asked: Asked) -> dict[str, Any]:
 
 def _load(pair: Pair, model: str, asked: Asked) -> PreTrainedModel:
     source = parse_source(model)
-    if source.kind not in _CHECKPOINTS:
+    if source.kind is SourceKind.SYNTHETIC:
         raise Failure(f"transformers cannot load {model}: it is no checkpoint")
     torch.set_num_threads(pair.threads)
     device = pair.device or ("cuda" if torch.cuda.is_available() else "cpu")
     with refusing(source.name), gguf_read_once(), quiet(lambda _part, _what: None):
-        loaded = load_weights(source, load_config(source), pair.dtype or "auto", torch.device(device))
+        options = EngineOptions(dtype=pair.dtype or "auto", target=pair.target)
+        loaded, _ = load_model(source, options, torch.device(device))
     if loaded._supports_sdpa:
         loaded.set_attn_implementation("sdpa")  # as transformers chooses by itself
     ends = None if asked.ignore_eos else getattr(loaded.generation_config, "eos_token_id", None)

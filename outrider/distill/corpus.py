@@ -71,7 +71,9 @@ class Corpus:
             options = replace(self._options.writer, temperatures=(0.0,)) if held_out else self._options.writer
             rng = np.random.default_rng([self._options.seed, _HELD_OUT_STREAM if held_out else int(name)])
             writer = Writer(target, options)
-            return save_shard(self._directory / name, writer.write(openings.draw(count, rng), rng, counted.add))
+            return save_shard(
+                self._directory / name, writer.write(openings.draw(count, rng, held_out=held_out), rng, counted.add)
+            )
 
         torch.set_num_threads(1)  # each writer has its own
         with ThreadPoolExecutor(threads) as pool:

@@ -6,11 +6,12 @@ from dataclasses import dataclass
 import numpy as np
 from transformers import PreTrainedTokenizerBase
 
+from outrider.distill.questions import is_held_out, question
 from outrider.distill.starters import STARTERS
 
 _MARK = "@@@"
-# Questions that the target begins as well.
-_FREE_SHARE = 0.05
+# Of the texts: whole questions of the user's or of ours; of the others, those that the target begins as well.
+_WHOLE_SHARE, _FREE_SHARE = 0.5, 0.05
 
 
 @dataclass(frozen=True)
@@ -53,7 +54,7 @@ class Opening:
 
 
 class Openings:
-    """Draws openings: from `prompts` (whole questions) and the built-in beginnings in equal parts.
+    """Draws openings, half of them whole questions: `prompts`, or the built-in ones where there are none.
 
     Without a tokenizer, whose text means nothing, single tokens below `vocab_size`.
     """
@@ -61,17 +62,19 @@ class Openings:
     def __init__(self, tokenizer: PreTrainedTokenizerBase | None, vocab_size: int, prompts: Sequence[str] = ()) -> None:
         self._vocab_size = vocab_size
         self._starters = [Opening(encoded(tokenizer, text)) for text in STARTERS] if tokenizer else []
-        self._prompts = [Opening(encoded(tokenizer, text), whole=True) for text in prompts] if tokenizer else []
+        self._tokenizer, self._prompts = tokenizer, prompts
 
-    def draw(self, count: int, rng: np.random.Generator) -> list[Opening]:
-        """`count` openings."""
-        return [self._one(rng) for _ in range(count)]
+    def draw(self, count: int, rng: np.random.Generator, *, held_out: bool = False) -> list[Opening]:
+        """`count` openings. No whole question is drawn both with `held_out` and without."""
+        prompts = [text for text in self._prompts if is_held_out(text) == held_out]
+        return [self._one(rng, prompts, held_out) for _ in range(count)]
 
-    def _one(self, rng: np.random.Generator) -> Opening:
-        if not self._starters:
+    def _one(self, rng: np.random.Generator, prompts: Sequence[str], held_out: bool) -> Opening:
+        if self._tokenizer is None:
             return Opening((int(rng.integers(self._vocab_size)),))
-        if self._prompts and rng.random() < 0.5:
-            return self._prompts[rng.integers(len(self._prompts))]
+        if rng.random() < _WHOLE_SHARE:
+            text = prompts[int(rng.integers(len(prompts)))] if prompts else question(rng, held_out=held_out)
+            return Opening(encoded(self._tokenizer, text), whole=True)
         return Opening(()) if rng.random() < _FREE_SHARE else self._starters[rng.integers(len(self._starters))]
 
 

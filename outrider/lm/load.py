@@ -105,16 +105,25 @@ def load_engine(model: str, options: EngineOptions = EngineOptions(), progress: 
     device = _device(options.device)
     report(0.0, "reading the configuration")
     with refusing(source.name), gguf_read_once(), quiet(lambda part, what: report(0.05 + 0.75 * part, what)):
-        draft = DistilledDraft.load(Path(source.location)) if source.kind is SourceKind.DISTILLED else None
-        base = draft.base(options.target) if draft else source
-        config = load_config(base, draft.layers if draft else options.layers)
-        vocabulary = vocabulary_of_source(base, options.tokenizer, config)
-        model_with_weights = load_weights(base, config, options.dtype, device)
-        if draft:
-            draft.install(model_with_weights, vocabulary.fingerprint)
+        model_with_weights, vocabulary = load_model(source, options, device)
         engine = build_engine(source.name, model_with_weights, vocabulary, options, report)
     report(1.0, "ready")
     return engine
+
+
+def load_model(source: ModelSource, options: EngineOptions, device: torch.device) -> tuple[PreTrainedModel, Vocabulary]:
+    """The transformers model behind a checkpoint or a distilled draft, unchanged otherwise, and its vocabulary.
+
+    Raises ModelRefused, and whatever transformers raises.
+    """
+    draft = DistilledDraft.load(Path(source.location)) if source.kind is SourceKind.DISTILLED else None
+    base = draft.base(options.target) if draft else source
+    config = load_config(base, draft.layers if draft else options.layers)
+    vocabulary = vocabulary_of_source(base, options.tokenizer, config)
+    model = load_weights(base, config, options.dtype, device)
+    if draft:
+        draft.install(model, vocabulary.fingerprint)
+    return model, vocabulary
 
 
 def build_engine(
