@@ -28,16 +28,17 @@ class Frame:
 
     @staticmethod
     def of(tokenizer: PreTrainedTokenizerBase | None) -> "Frame":
-        """The chat template's; without one the token that begins every text, or ends it, or token 0."""
+        """The chat template's. Where nothing stands before a turn: the token that begins every text, or ends it, or 0."""
         if tokenizer is None:
             return Frame((0,), ())
+        marks = (tokenizer.bos_token_id, tokenizer.eos_token_id, 0)
+        mark = (next(int(mark) for mark in marks if mark is not None),)
         if tokenizer.chat_template is None:
-            marks = (tokenizer.bos_token_id, tokenizer.eos_token_id, 0)
-            return Frame((next(int(mark) for mark in marks if mark is not None),), ())
+            return Frame(mark, ())
         turn = [{"role": "user", "content": _MARK}]
         text = str(tokenizer.apply_chat_template(turn, tokenize=False, add_generation_prompt=True))
         before, _, after = text.partition(_MARK)
-        return Frame(encoded(tokenizer, before), encoded(tokenizer, after))
+        return Frame(encoded(tokenizer, before) or mark, encoded(tokenizer, after))
 
 
 @dataclass(frozen=True)

@@ -3,8 +3,10 @@
 import numpy as np
 import pytest
 
-from outrider.distill.openings import Openings
+from outrider.distill.openings import Frame, Openings
 from outrider.distill.questions import is_held_out, question
+from outrider.lm.synthetic_spec import SyntheticSpec
+from outrider.lm.tokenizer import synthetic_tokenizer
 from tests.harness.tiny_tokenizers import byte_level
 
 
@@ -38,3 +40,10 @@ def test_half_of_the_openings_are_whole_questions(prompts: tuple[str, ...]) -> N
     assert not {opening.tokens for opening in measured if opening.whole} & set(whole)
     if prompts:
         assert {str(tokenizer.decode(tokens)) for tokens in whole} <= set(prompts)
+
+
+def test_a_template_that_puts_nothing_before_a_turn_still_begins_with_a_token() -> None:
+    bare = synthetic_tokenizer(SyntheticSpec(vocab_size=26))
+    assert bare.chat_template
+    frame = Frame.of(bare)
+    assert (frame.before, frame.after) == ((0,), ())  # it has no special token
