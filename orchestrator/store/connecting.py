@@ -1,6 +1,5 @@
 """From a store's place to the clients that reach it: redis-py's, with our settings whatever the URL says about them."""
 
-
 from redis.asyncio import ConnectionPool, Redis, RedisCluster, Sentinel
 from redis.asyncio.cluster import ClusterNode
 from redis.asyncio.connection import SSLConnection

@@ -18,6 +18,8 @@ from urllib.parse import urlsplit
 from redis.asyncio.connection import parse_url
 from redis.credentials import CredentialProvider
 
+from outrider.net.address import without_credentials
+
 Kind = Literal["single", "sentinel", "cluster"]
 
 _KINDS: dict[str, Kind] = {"": "single", "sentinel": "sentinel", "cluster": "cluster"}
@@ -59,7 +61,10 @@ class PasswordFile(CredentialProvider):
 
 def parse_store_url(url: str, password_file: str = "") -> StorePlace:
     """Raises ValueError with one sentence, without credentials, when the URL or the file is bad."""
-    address = _without_credentials(url)
+    try:
+        address = without_credentials(url)
+    except ValueError as error:
+        raise ValueError(f"store URL is invalid: {error}") from None
     try:
         place = _parse(url, address)
         if password_file:
@@ -105,12 +110,3 @@ def _take_password_from(path: str, options: dict[str, Any]) -> None:
     except (OSError, ValueError) as error:
         raise ValueError(f"password file {path} cannot be read: {error}") from error
     options["credential_provider"] = provider
-
-
-def _without_credentials(url: str) -> str:
-    """The URL for people. Raises ValueError when it is no URL at all."""
-    try:
-        parts = urlsplit(url)
-    except ValueError as error:
-        raise ValueError(f"store URL is invalid: {error}") from None
-    return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"

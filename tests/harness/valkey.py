@@ -93,14 +93,15 @@ class ValkeySentinel(ValkeyServer):
 
     Args:
         master: port of the first master.
+        down_after: milliseconds of silence after which it says so.
     """
 
-    def __init__(self, directory: Path, master: int) -> None:
+    def __init__(self, directory: Path, master: int, down_after: int) -> None:
         super().__init__(directory)
         self._file = directory / "sentinel.conf"
         self._file.write_text(
             f"bind 127.0.0.1\ndir {directory}\nsentinel monitor main 127.0.0.1 {master} 2\n"
-            "sentinel down-after-milliseconds main 500\nsentinel failover-timeout main 3000\n"
+            f"sentinel down-after-milliseconds main {down_after}\nsentinel failover-timeout main 3000\n"
         )
 
     def _command(self, port: int) -> list[str]:

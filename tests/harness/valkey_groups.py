@@ -72,19 +72,20 @@ def until(condition: Callable[[], Any], what: str) -> None:
 
 
 @contextmanager
-def sentinel_group(directory: Path) -> Iterator[SentinelGroup]:
-    """A master, two replicas that hold what it does, three Sentinels that know each other and all of them."""
+def sentinel_group(directory: Path, *, down_after: int = 60_000) -> Iterator[SentinelGroup]:
+    """A master, two replicas that hold what it does, three Sentinels that know each other and all of them.
+
+    Args:
+        down_after: milliseconds of silence after which a server counts as down.
+    """
+    directory.mkdir(exist_ok=True)
     with ExitStack() as stack:
         master = stack.enter_context(valkey_server(directory / "s0"))
-        following = ("--replicaof", "127.0.0.1", str(master.port))
-        fast = ("--repl-diskless-sync-delay", "0", "--repl-ping-replica-period", "1")
-        told(master, "CONFIG", "SET", "repl-diskless-sync-delay", 0)
-        replicas = [stack.enter_context(valkey_server(directory / f"s{n}", *following, *fast)) for n in (1, 2)]
-        until(lambda: in_step(master) == 2, "replicas")
+        replicas = [stack.enter_context(replica_of(master, directory / f"s{number}")) for number in (1, 2)]
         sentinels = []
         for number in range(3):
             (home := directory / f"sentinel{number}").mkdir()
-            sentinel = ValkeySentinel(home, master.port)
+            sentinel = ValkeySentinel(home, master.port, down_after)
             stack.callback(sentinel.kill)
             sentinel.start()
             sentinels.append(sentinel)
@@ -93,9 +94,15 @@ def sentinel_group(directory: Path) -> Iterator[SentinelGroup]:
         yield group
 
 
-def in_step(master: ValkeyServer) -> int:
-    """Replicas that have what the master has written so far."""
-    return int(told(master, "WAIT", 2, 1000)) if int(told(master, "INFO", "replication")["connected_slaves"]) else 0
+@contextmanager
+def replica_of(master: ValkeyServer, directory: Path) -> Iterator[ValkeyServer]:
+    """A further server that has all that the master has, and follows it."""
+    # Without this a master waits five seconds for more replicas to come.
+    at_once = ("--repl-diskless-sync-delay", "0")
+    told(master, "CONFIG", "SET", at_once[0].removeprefix("--"), at_once[1])
+    with valkey_server(directory, "--replicaof", "127.0.0.1", str(master.port), *at_once) as replica:
+        until(lambda: told(replica, "INFO", "replication")["master_link_status"] == "up", "replica")
+        yield replica
 
 
 @contextmanager

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from orchestrator.store import SessionStore, open_store
+from tests.harness.engines import DEADLINE
 from tests.harness.tls_front import TlsFront, tls_front
 from tests.harness.valkey import ValkeyServer, valkey_server
 from tests.harness.valkey_groups import SentinelGroup, ValkeyCluster, sentinel_group, valkey_cluster
@@ -64,11 +65,11 @@ def _open(kind: str, fixture: Callable[[str], Any], directory: Path) -> SessionS
         front: TlsFront = fixture("guarded")
         (directory / "password").write_text(f"{PASSWORD}\n")
         url = f"rediss://outrider@127.0.0.1:{front.port}/0?{front.query}"
-        return open_store(url, TTL, password_file=str(directory / "password"))
+        return open_store(url, TTL, timeout=DEADLINE, password_file=str(directory / "password"))
     if kind == "sentinel":
-        return open_store(fixture("sentinels").url, TTL, replicas=2)
+        return open_store(fixture("sentinels").url, TTL, timeout=DEADLINE, replicas=2)
     urls = {"redis": "valkey", "cluster": "cluster"}
-    return open_store(fixture(urls[kind]).url if kind in urls else "memory://", TTL)
+    return open_store(fixture(urls[kind]).url if kind in urls else "memory://", TTL, timeout=DEADLINE)
 
 
 _numbers = itertools.count()
