@@ -29,9 +29,9 @@ Answer = list[Any]  # [verdict, detail ...], all bytes but for nested lists and 
 
 # What Redis says when a script meets a value that no script of ours has written.
 _FOREIGN = ("WRONGTYPE", "not an integer")
-# A server that takes longer than a fifth of the deadline, and than this many seconds, may be one that has been
-# replaced: the call is repeated, at whoever is the master by then.
-_PATIENCE = 2.0
+# A server that takes longer than this many seconds may have been replaced: the call is repeated, at whoever is the
+# master by then.
+_PATIENCE = 3.0
 
 
 class RedisStore:
@@ -54,7 +54,7 @@ class RedisStore:
         self._timeout = timeout
         place = parse_store_url(url, password_file)
         self._address = place.address
-        patience = min(timeout, max(timeout / 5, _PATIENCE))
+        patience = min(timeout, _PATIENCE)
         self._client, servers = connect(place, patience, max_connections, replicas)
         self._scripts = Pipelined(servers, timeout, patience, max_connections)
 

@@ -5,7 +5,7 @@ import os
 import sys
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from outrider.cli.embedded import embedded_store
 from outrider.cli.health import until_paired, until_serving
@@ -44,7 +44,7 @@ class SystemOptions:
 
     target: str
     draft: str
-    store: str = ""
+    store: str = field(default="", repr=False)
     lookahead: int | None = None
     proposers: tuple[str, ...] = ("model",)
     early_exit_layers: int = 0

@@ -12,7 +12,7 @@ from redis.exceptions import RedisError
 
 from tests.harness.valkey import ValkeySentinel, ValkeyServer, free_port, valkey_server
 
-_TIMEOUT = 60.0
+_TIMEOUT = 180.0
 _SLOTS = 16_384
 _MASTERS = 3
 
@@ -106,15 +106,15 @@ def replica_of(master: ValkeyServer, directory: Path) -> Iterator[ValkeyServer]:
 
 
 @contextmanager
-def valkey_cluster(directory: Path) -> Iterator[ValkeyCluster]:
-    """A cluster that serves all slots."""
+def valkey_cluster(directory: Path, *settings: str) -> Iterator[ValkeyCluster]:
+    """A cluster that serves all slots; the settings are for each of its servers."""
     with ExitStack() as stack:
         servers: list[ValkeyServer] = []
         for number in range(_MASTERS):
             # The bus would take the port + 10000, which may be none.
             bus = free_port()
-            settings = ("--cluster-enabled", "yes", "--cluster-port", str(bus))
-            server = stack.enter_context(valkey_server(directory / f"n{number}", *settings))
+            words = ("--cluster-enabled", "yes", "--cluster-port", str(bus), *settings)
+            server = stack.enter_context(valkey_server(directory / f"n{number}", *words))
             first, end = (_SLOTS * each // _MASTERS for each in (number, number + 1))
             told(server, "CLUSTER", "ADDSLOTSRANGE", first, end - 1)
             for other in servers[:1]:

@@ -106,8 +106,8 @@ async def test_a_restart_of_the_store_within_its_deadline_is_a_pause_and_no_more
             assert (await client.finish()).ids == greedy_output((index, 1), 200)
 
 
-def frozen_and_woken(group: SentinelGroup) -> None:
-    """The master stands still until a replica has taken its place, and then believes to be the master still."""
+def frozen(group: SentinelGroup) -> None:
+    """The master stands still until a replica has its place, and wakes up believing to be the master still."""
     old = group.master
     old.pause()
     until(lambda: group.master is not old, "a promotion")
@@ -115,12 +115,13 @@ def frozen_and_woken(group: SentinelGroup) -> None:
 
 
 def planned(group: SentinelGroup) -> None:
+    """The master is alive and writes on until it is told."""
     old = group.master
     told(group.sentinels[0], "SENTINEL", "FAILOVER", "main")
     until(lambda: group.master is not old, "a promotion")
 
 
-@pytest.mark.parametrize("promotion", [frozen_and_woken, planned])
+@pytest.mark.parametrize("promotion", [frozen, planned])
 async def test_g10_streams_outlive_the_promotion_of_a_replica(
     tmp_path: Path, promotion: Callable[[SentinelGroup], None]
 ) -> None:
@@ -128,7 +129,7 @@ async def test_g10_streams_outlive_the_promotion_of_a_replica(
     prompts = [(index % 16, index // 16) for index in range(20)]
     with sentinel_group(tmp_path / "group", down_after=500) as group:
         old = group.master
-        async with over(group, timeout=30.0, replicas=2, max_connections=8) as (orchestrator, _):
+        async with over(group, timeout=MINUTES, replicas=2, max_connections=8) as (orchestrator, _):
             clients = [
                 Client(orchestrator, ask(prompt, max_tokens=200, temperature=0, session_id=f"s{index}"), MINUTES)
                 for index, prompt in enumerate(prompts)
@@ -136,6 +137,8 @@ async def test_g10_streams_outlive_the_promotion_of_a_replica(
             for client in clients:
                 await client.until_tokens(10)
             await asyncio.to_thread(promotion, group)
+            # As a Sentinel would some ten seconds later.
+            told(old, "REPLICAOF", "127.0.0.1", group.master.port)
             for index, (prompt, client) in enumerate(zip(prompts, clients, strict=True)):
                 async with asyncio.timeout(MINUTES):
                     while (response := await client.call.read()) is not grpc.aio.EOF:

@@ -7,16 +7,12 @@ import pytest
 
 from orchestrator.store import SessionStore, open_store
 from tests.harness.engines import DEADLINE
+from tests.harness.rights import CLUSTER_RIGHTS, PASSWORD, RIGHTS
 from tests.harness.tls_front import TlsFront, tls_front
 from tests.harness.valkey import ValkeyServer, valkey_server
 from tests.harness.valkey_groups import SentinelGroup, ValkeyCluster, sentinel_group, valkey_cluster
 
 TTL = 60.0
-PASSWORD = "not-to-be-seen"
-RIGHTS = (
-    "~outrider:* +ping +eval +evalsha +wait +exists +get +set +append +strlen +getrange +hset +hget +hmget +hgetall"
-    " +hincrby +pexpire +pttl"
-)
 
 
 @pytest.fixture(scope="session")
@@ -40,7 +36,8 @@ def sentinels(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SentinelGrou
 
 @pytest.fixture(scope="session")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ValkeyCluster]:
-    with valkey_cluster(tmp_path_factory.mktemp("cluster")) as group:
+    user = ("--user", "outrider", "on", f">{PASSWORD}", *CLUSTER_RIGHTS)
+    with valkey_cluster(tmp_path_factory.mktemp("cluster"), *user) as group:
         yield group
 
 
@@ -48,7 +45,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ValkeyCluster]
 def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TlsFront]:
     """A server that lets in one user, over TLS, who may do what docs/reliability.md says and no more."""
     directory = tmp_path_factory.mktemp("guarded")
-    users = ("--user", "default", "off", "--user", "outrider", "on", f">{PASSWORD}", *RIGHTS.split())
+    users = ("--user", "default", "off", "--user", "outrider", "on", f">{PASSWORD}", *RIGHTS)
     with valkey_server(directory, *users) as server, tls_front(server.port, directory) as front:
         yield front
 

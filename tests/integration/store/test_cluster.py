@@ -11,6 +11,7 @@ from orchestrator.store import SessionRecord
 from orchestrator.store.redis import RedisStore
 from outrider.law.sparse import Int32Array
 from tests.harness.engines import DEADLINE
+from tests.harness.rights import PASSWORD
 from tests.harness.valkey import ValkeyServer
 from tests.harness.valkey_groups import ValkeyCluster, told
 
@@ -65,7 +66,8 @@ async def until_answered(server: ValkeyServer, code: str, before: int) -> None:
 
 @pytest.fixture
 async def over(cluster: ValkeyCluster) -> AsyncIterator[RedisStore]:
-    store = RedisStore(cluster.url, 60, timeout=DEADLINE)
+    """As a user who may do what docs/reliability.md says and no more."""
+    store = RedisStore(cluster.url.replace("//", f"//outrider:{PASSWORD}@"), 60, timeout=DEADLINE)
     yield store
     await store.close()
 
