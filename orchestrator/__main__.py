@@ -71,7 +71,13 @@ async def _answers(store: SessionStore) -> bool:
 
 def _open(config: OrchestratorConfig) -> SessionStore:
     try:
-        return open_store(config.store, config.session_ttl)
+        return open_store(
+            config.store,
+            config.session_ttl,
+            timeout=config.store_timeout,
+            replicas=config.store_wait_replicas,
+            password_file=config.store_password_file,
+        )
     except ValueError as error:
         raise ConfigError(f"--store: {error}") from error
 

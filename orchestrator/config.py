@@ -20,7 +20,12 @@ class OrchestratorConfig(ServiceConfig):
     targets: str = Field(min_length=1, description="target workers, HOST:PORT separated by commas")
     drafts: str = Field("", description="draft workers, HOST:PORT separated by commas; none: plain decoding")
     tokenizer: str = Field(min_length=1, description="MODEL whose tokenizer the targets use")
-    store: str = Field("memory://", min_length=1, description="session store: memory:// or redis://HOST:PORT/DB")
+    store: str = Field(
+        "memory://", min_length=1, description="session store: memory://, redis://HOST:PORT/DB, ... (reliability.md)"
+    )
+    store_password_file: str = Field("", description="file with the store's password, read at every new connection")
+    store_timeout: float = Field(15.0, gt=0, description="seconds that a write to the store may take, repeats included")
+    store_wait_replicas: int = Field(0, ge=0, description="replicas that must have a write before it counts")
     lookahead: str = Field(
         AUTO, description="block length of requests that do not choose one, 0 to 64; auto: by goodput, every round"
     )

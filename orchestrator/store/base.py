@@ -86,7 +86,9 @@ class SessionFinished(StoreError):
 
 
 class SessionCorrupt(StoreError):
-    """What the store holds under the session's keys is no session."""
+    """What the store holds under the session's keys is no session, or of a version that this process cannot read."""
+
+    REASON = types_pb2.ERROR_REASON_SESSION_CORRUPT
 
 
 class StoreFull(StoreError):

@@ -4,31 +4,34 @@ import asyncio
 from collections.abc import Sequence
 from typing import Any
 
-from redis.asyncio import Redis
-from redis.commands.core import AsyncScript
-from redis.exceptions import NoScriptError, ResponseError
+from redis.exceptions import AuthenticationError, AuthorizationError
 
 from orchestrator.futures import settle
+from orchestrator.store.scripts import Script
+from orchestrator.store.servers import TRANSIENT, Call, Servers, passes
 
 # Calls of one write; more go in further ones, on connections of their own.
 _MAX_CALLS = 256
-
-_Call = tuple[tuple[str, ...], Sequence[Any], "asyncio.Future[Any]"]
+# Of repeats: at once, as after a script that the server had forgotten or a connection that was cut, then ever later.
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.05, 0.5
 
 
 class Pipelined:
-    """Runs a script whose every call is safe to repeat, for a connection that breaks repeats all calls of a write.
+    """Runs scripts that are safe to repeat, and repeats them while what fails may pass, until the deadline.
 
     Args:
-        timeout: seconds that one write and its answers may take.
+        timeout: seconds that a call may take, all repeats together.
+        patience: seconds that one write may take.
+        connections: writes under way at once; further ones wait.
     """
 
-    def __init__(self, client: Redis, script: AsyncScript, timeout: float) -> None:
-        self._client, self._script, self._timeout = client, script, timeout
-        self._waiting: list[_Call] = []
+    def __init__(self, servers: Servers, timeout: float, patience: float, connections: int) -> None:
+        self._servers, self._timeout, self._patience = servers, timeout, patience
+        self._connections = asyncio.Semaphore(connections)
+        self._waiting: list[Call] = []
         self._writes: set[asyncio.Task[None]] = set()
 
-    async def __call__(self, keys: tuple[str, ...], args: Sequence[Any]) -> Any:
+    async def __call__(self, script: Script, keys: tuple[str, ...], args: Sequence[Any]) -> Any:
         """The script's answer. Raises what the call came to: RedisError, OSError, TimeoutError.
 
         Cancelling it does not call back what has been written.
@@ -36,45 +39,64 @@ class Pipelined:
         loop = asyncio.get_running_loop()
         if not self._waiting:
             loop.call_soon(self._flush)
-        future: asyncio.Future[Any] = loop.create_future()
-        self._waiting.append((keys, args, future))
-        return await future
+        call = Call(script, keys, args, loop.create_future())
+        self._waiting.append(call)
+        return await call.answer
+
+    async def ping(self) -> None:
+        """Returns when a server answers. Raises as a call does, and repeats nothing."""
+        async with asyncio.timeout(self._patience), self._connections:
+            await self._servers.ping()
 
     async def close(self) -> None:
         """Ends what is under way."""
         for write in self._writes:
             write.cancel()
         await asyncio.gather(*self._writes, return_exceptions=True)
+        await self._servers.close()
 
     def _flush(self) -> None:
-        calls, self._waiting = [call for call in self._waiting if not call[2].done()], []
+        calls, self._waiting = self._waiting, []
         for start in range(0, len(calls), _MAX_CALLS):
             write = asyncio.create_task(self._write(calls[start : start + _MAX_CALLS]))
             self._writes.add(write)
             write.add_done_callback(self._writes.discard)
 
-    async def _write(self, calls: list[_Call]) -> None:
+    async def _write(self, calls: list[Call]) -> None:
         try:
-            async with asyncio.timeout(self._timeout):
-                for (*_, future), answer in zip(calls, await self._answers(calls), strict=True):
-                    settle(future, answer)
+            async with asyncio.timeout(self._timeout), self._connections:
+                await self._until_answered(calls)
+        except TimeoutError as error:
+            for call in calls:
+                settle(call.answer, call.failure or error)
         except Exception as error:
-            for *_, future in calls:
-                settle(future, error)
+            for call in calls:
+                settle(call.answer, error)
         finally:
-            for *_, future in calls:
-                future.cancel()
+            for call in calls:
+                call.answer.cancel()
 
-    async def _answers(self, calls: list[_Call]) -> list[Any]:
-        pipeline = self._client.pipeline(transaction=False)
-        for keys, args, _ in calls:
-            pipeline.execute_command("EVALSHA", self._script.sha, len(keys), *keys, *args)
-        answers: list[Any] = await pipeline.execute(raise_on_error=False)
-        # A server that was restarted has forgotten the script: the first of these teaches it again.
-        for index, (keys, args, _) in enumerate(calls):
-            if isinstance(answers[index], NoScriptError):
-                try:
-                    answers[index] = await self._script(keys=keys, args=args)
-                except ResponseError as error:  # this call's own: the others have their answers
-                    answers[index] = error
+    async def _until_answered(self, calls: list[Call]) -> None:
+        pause = 0.0
+        while calls := [call for call in calls if not call.answer.done()]:
+            for call, answer in zip(calls, await self._answers(calls), strict=True):
+                if isinstance(answer, Exception) and passes(answer):
+                    call.failure = answer
+                else:
+                    settle(call.answer, answer)
+            if not all(call.answer.done() for call in calls):
+                await asyncio.sleep(pause)
+                pause = min(max(_FIRST_PAUSE, 2 * pause), _LONGEST_PAUSE)
+
+    async def _answers(self, calls: list[Call]) -> Sequence[Any]:
+        """What each call of one write came to: an answer, or an exception."""
+        try:
+            async with asyncio.timeout(self._patience):
+                answers: Sequence[Any] = await self._servers.send(calls)
+        except (AuthenticationError, AuthorizationError):
+            raise
+        except TRANSIENT as error:
+            answers = [error] * len(calls)
+        if any(isinstance(answer, TRANSIENT) for answer in answers):
+            await self._servers.forget()
         return answers

@@ -5,7 +5,7 @@ import os
 import sys
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 from outrider.cli.embedded import embedded_store
 from outrider.cli.health import until_paired, until_serving
@@ -13,6 +13,7 @@ from outrider.cli.options import ProposerName
 from outrider.cli.placement import SHORT_SPIN
 from outrider.cli.startup import StartupView
 from outrider.cli.supervise import Command, Supervisor
+from outrider.net.address import without_credentials
 from outrider.v1.orchestrator_pb2 import OrchestratorServiceGetInfoResponse
 
 _PAIRING_SECONDS = 10.0
@@ -43,7 +44,7 @@ class SystemOptions:
 
     target: str
     draft: str
-    store: str = ""
+    store: str = field(default="", repr=False)
     lookahead: int | None = None
     proposers: tuple[str, ...] = ("model",)
     early_exit_layers: int = 0
@@ -114,7 +115,7 @@ async def _started(options: SystemOptions, supervisor: Supervisor, view: Startup
     addresses = workers | await _start(supervisor, view, orchestrator, within=options.load_seconds)
     await supervisor.guard(_until_all_serve(view, addresses, options.load_seconds))
     info = await supervisor.guard(until_paired(addresses["orchestrator"], _PAIRING_SECONDS))
-    return System(supervisor, addresses | {"store": store}, info)
+    return System(supervisor, addresses | {"store": without_credentials(store)}, info)
 
 
 async def _start(supervisor: Supervisor, view: StartupView, *commands: Command, within: float) -> dict[str, str]:
@@ -179,13 +180,14 @@ def _orchestrator(options: SystemOptions, workers: dict[str, str], store: str) -
         "targets": workers["target"],
         "drafts": workers["draft"],
         "tokenizer": options.target,
-        "store": store,
         "lookahead": "" if options.lookahead is None else str(options.lookahead),
         "host": options.host,
         "port": str(options.port),
         "log-level": options.log_level,
     }
-    return _service("orchestrator", "orchestrator", flags | _lookahead_limit(options))
+    command = _service("orchestrator", "orchestrator", flags | _lookahead_limit(options))
+    # Not a flag: everybody on the machine may read those, and the URL may have a password.
+    return replace(command, environment={**command.environment, "OUTRIDER_STORE": store})
 
 
 def _lookahead_limit(options: SystemOptions) -> dict[str, str | int]:

@@ -31,7 +31,12 @@ def up(
         str, typer.Option(help="MODEL that proposes; not needed with early_exit and prompt_lookup.", metavar="MODEL")
     ] = "",
     store: Annotated[
-        str, typer.Option(help="Session store, redis://... or memory://; without it one is started.", metavar="URL")
+        str,
+        typer.Option(
+            help="Session store, redis://... or memory://; without it one is started.",
+            metavar="URL",
+            envvar="OUTRIDER_STORE",
+        ),
     ] = "",
     lookahead: Lookahead = None,
     proposer: Annotated[

@@ -1,4 +1,6 @@
-"""HOST:PORT lists as people write them."""
+"""HOST:PORT lists and URLs as people write them."""
+
+from urllib.parse import urlsplit
 
 
 def parse_addresses(text: str) -> list[str]:
@@ -9,3 +11,9 @@ def parse_addresses(text: str) -> list[str]:
         if not host or not port.isdigit() or not 0 < int(port) < 65_536:
             raise ValueError(f"{address!r} is not HOST:PORT")
     return addresses
+
+
+def without_credentials(url: str) -> str:
+    """A URL for people: no user, no password, no query. Raises ValueError when it is no URL at all."""
+    parts = urlsplit(url)
+    return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"

@@ -38,6 +38,7 @@ CODES: dict[ErrorReason.ValueType, grpc.StatusCode] = {
     types_pb2.ERROR_REASON_STORE_UNAVAILABLE: grpc.StatusCode.UNAVAILABLE,
     types_pb2.ERROR_REASON_NO_PROGRESS: grpc.StatusCode.INTERNAL,
     types_pb2.ERROR_REASON_ENGINE_FAILED: grpc.StatusCode.UNAVAILABLE,
+    types_pb2.ERROR_REASON_SESSION_CORRUPT: grpc.StatusCode.DATA_LOSS,
 }
 
 

@@ -66,6 +66,8 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     """A round committed nothing: the target answered outside the protocol."""
     ERROR_REASON_ENGINE_FAILED: _ErrorReason.ValueType  # 15
     """An engine thread or a loop of the service died: the worker must be restarted."""
+    ERROR_REASON_SESSION_CORRUPT: _ErrorReason.ValueType  # 16
+    """What the store holds of this session cannot be read, or is of another version: only this session is lost."""
 
 class ErrorReason(_ErrorReason, metaclass=_ErrorReasonEnumTypeWrapper):
     """Reasons carried in google.rpc.ErrorInfo.reason (without the prefix); one per action that the caller takes."""
@@ -104,6 +106,8 @@ ERROR_REASON_NO_PROGRESS: ErrorReason.ValueType  # 14
 """A round committed nothing: the target answered outside the protocol."""
 ERROR_REASON_ENGINE_FAILED: ErrorReason.ValueType  # 15
 """An engine thread or a loop of the service died: the worker must be restarted."""
+ERROR_REASON_SESSION_CORRUPT: ErrorReason.ValueType  # 16
+"""What the store holds of this session cannot be read, or is of another version: only this session is lost."""
 Global___ErrorReason: _TypeAlias = ErrorReason  # noqa: Y015
 
 @_typing.final

@@ -373,4 +373,4 @@ async def test_l6_a_damaged_request_in_the_store_is_an_error_of_its_own() -> Non
         record = system.store._records["damaged"]
         object.__setattr__(record, "meta", b"\xff\xff")
         damaged = Client(system.orchestrators[1], ResumeRequest(session_id="damaged")).finish()
-        await refused(damaged, "STORE_UNAVAILABLE")
+        await refused(damaged, "SESSION_CORRUPT")

@@ -19,10 +19,12 @@ from tests.harness.faults import Client, draft_engine, greedy_output, refused, t
 from tests.harness.orchestrator import RunningOrchestrator, ask, start_orchestrator
 from tests.harness.rogue_draft import start_rogue_draft
 from tests.harness.valkey import ValkeyServer, valkey_server
+from tests.harness.valkey_groups import SentinelGroup, sentinel_group, told, until
 from tests.harness.workers import RunningTarget, eventually, start_draft, start_target
 
 PROMPT = (0, 1, 2)
 LONG = 100_000
+MINUTES = 180.0
 
 
 @pytest.fixture
@@ -32,7 +34,9 @@ def server(tmp_path: Path) -> Iterator[ValkeyServer]:
 
 
 @asynccontextmanager
-async def over(server: ValkeyServer, **store: object) -> AsyncIterator[tuple[RunningOrchestrator, RunningTarget]]:
+async def over(
+    server: ValkeyServer | SentinelGroup, **store: object
+) -> AsyncIterator[tuple[RunningOrchestrator, RunningTarget]]:
     options = {"timeout": 0.5, **store}
     async with (
         start_target(target_engine()) as target,
@@ -89,6 +93,63 @@ async def test_a_hiccup_of_the_store_shorter_than_its_deadline_is_a_pause_and_no
         await eventually(lambda: target.service.queued == 0)
         server.resume()
         assert (await client.finish()).ids == greedy_output(PROMPT, 200)
+
+
+async def test_a_restart_of_the_store_within_its_deadline_is_a_pause_and_no_more(server: ValkeyServer) -> None:
+    async with over(server, timeout=DEADLINE) as (orchestrator, _):
+        clients = [Client(orchestrator, ask((index, 1), max_tokens=200, temperature=0)) for index in range(8)]
+        for client in clients:
+            await client.until_tokens(10)
+        server.kill()
+        server.start()
+        for index, client in enumerate(clients):
+            assert (await client.finish()).ids == greedy_output((index, 1), 200)
+
+
+def frozen(group: SentinelGroup) -> None:
+    """The master stands still until a replica has its place, and wakes up believing to be the master still."""
+    old = group.master
+    old.pause()
+    until(lambda: group.master is not old, "a promotion")
+    old.resume()
+
+
+def planned(group: SentinelGroup) -> None:
+    """The master is alive and writes on until it is told."""
+    old = group.master
+    told(group.sentinels[0], "SENTINEL", "FAILOVER", "main")
+    until(lambda: group.master is not old, "a promotion")
+
+
+@pytest.mark.parametrize("promotion", [frozen, planned])
+async def test_g10_streams_outlive_the_promotion_of_a_replica(
+    tmp_path: Path, promotion: Callable[[SentinelGroup], None]
+) -> None:
+    """No token is lost, the old master gets no more writes, and the new one few connections."""
+    prompts = [(index % 16, index // 16) for index in range(20)]
+    with sentinel_group(tmp_path / "group", down_after=500) as group:
+        old = group.master
+        async with over(group, timeout=MINUTES, replicas=2, max_connections=8) as (orchestrator, _):
+            clients = [
+                Client(orchestrator, ask(prompt, max_tokens=200, temperature=0, session_id=f"s{index}"), MINUTES)
+                for index, prompt in enumerate(prompts)
+            ]
+            for client in clients:
+                await client.until_tokens(10)
+            await asyncio.to_thread(promotion, group)
+            # As a Sentinel would some ten seconds later.
+            told(old, "REPLICAOF", "127.0.0.1", group.master.port)
+            for index, (prompt, client) in enumerate(zip(prompts, clients, strict=True)):
+                async with asyncio.timeout(MINUTES):
+                    while (response := await client.call.read()) is not grpc.aio.EOF:
+                        client.generation.add(response)
+                assert client.generation.ids == greedy_output(prompt, 200)
+                assert generated(await stored(orchestrator, f"s{index}")) == client.generation.ids
+            # Those of the Sentinels are two each.
+            assert int(told(group.master, "INFO", "clients")["connected_clients"]) <= 8 + 3 * 2 + 1
+        await asyncio.to_thread(until, lambda: told(old, "ROLE")[0] == "slave", "the old master is a replica")
+        await asyncio.to_thread(until, lambda: told(group.master, "WAIT", 2, 1000) == 2, "it has what the new one has")
+        assert told(old, "DBSIZE") == 2 * len(prompts)
 
 
 async def test_g13_few_connections_are_waited_for_and_never_an_error(server: ValkeyServer) -> None:
@@ -158,7 +219,7 @@ async def test_l6_a_damaged_session_is_an_error_of_its_own(server: ValkeyServer)
     async with over(server) as (orchestrator, _):
         await orchestrator.generate(ask(PROMPT, session_id="damaged"))
         await orchestrator.core.store._client.set("outrider:{damaged}:tokens", b"abc")
-        await refused(stored(orchestrator, "damaged"), "STORE_UNAVAILABLE")
+        await refused(stored(orchestrator, "damaged"), "SESSION_CORRUPT", grpc.StatusCode.DATA_LOSS)
         assert (await orchestrator.generate(ask(PROMPT, temperature=0))).ids == greedy_output(PROMPT, 20)
 
 

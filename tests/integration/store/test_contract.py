@@ -1,4 +1,4 @@
-"""What every store promises; the same suite over both."""
+"""What every store promises; the same suite over all of them."""
 
 import asyncio
 import time

@@ -4,6 +4,8 @@ import asyncio
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -21,7 +23,10 @@ from orchestrator.store import (
 from orchestrator.store.redis import RedisStore
 from outrider.law.sparse import Int32Array
 from outrider.v1 import types_pb2
+from tests.harness.engines import DEADLINE
+from tests.harness.tls_front import TlsFront
 from tests.harness.valkey import ValkeyServer
+from tests.harness.valkey_groups import SentinelGroup, ValkeyCluster, replica_of, told
 
 
 def ints(*values: int) -> Int32Array:
@@ -34,9 +39,9 @@ def new(session_id: str) -> SessionRecord:
 
 @asynccontextmanager
 async def opened(
-    url: str, *, ttl: float = 60.0, deadline: float = 5.0, max_connections: int = 64
+    url: str, *, ttl: float = 60.0, deadline: float = 5.0, max_connections: int = 64, **options: Any
 ) -> AsyncIterator[RedisStore]:
-    store = RedisStore(url, ttl, timeout=deadline, max_connections=max_connections)
+    store = RedisStore(url, ttl, timeout=deadline, max_connections=max_connections, **options)
     try:
         yield store
     finally:
@@ -55,6 +60,11 @@ async def raw(valkey: ValkeyServer) -> AsyncIterator[Redis]:
 async def calls(client: Redis, command: str) -> int:
     stats = await client.info("commandstats")
     return int(stats.get(f"cmdstat_{command}", {}).get("calls", 0))
+
+
+async def errors(client: Redis, code: str) -> int:
+    stats = await client.info("errorstats")
+    return int(stats.get(f"errorstat_{code}", {}).get("count", 0))
 
 
 async def test_a_commit_is_one_round_trip(valkey: ValkeyServer, session_id: str) -> None:
@@ -160,18 +170,79 @@ async def test_a_session_is_forgotten_after_its_time_to_live(valkey: ValkeyServe
 
 
 async def test_what_was_committed_survives_a_crash(own_valkey: ValkeyServer, session_id: str) -> None:
-    async with opened(own_valkey.url) as store:
+    async with opened(own_valkey.url) as store, opened(own_valkey.url, deadline=0.5) as hasty:
         await store.create(new(session_id))
         await store.commit(session_id, 1, 3, ints(4), b"progress")
         own_valkey.kill()
-        with pytest.raises(StoreUnavailable, match=f"127.0.0.1:{own_valkey.port}") as failed:
-            await store.commit(session_id, 1, 4, ints(5))
+        with pytest.raises(StoreUnavailable, match=f"127.0.0.1:{own_valkey.port}/0 failed: .*[Cc]onnect") as failed:
+            await hasty.commit(session_id, 1, 4, ints(5))
         assert failed.value.reason == types_pb2.ERROR_REASON_STORE_UNAVAILABLE
         own_valkey.start()
         await store.commit(session_id, 1, 4, ints(5))
         record = await store.load(session_id)
         assert record is not None
         assert record.tokens.tolist() == [1, 2, 3, 4, 5]
+
+
+async def test_a_restart_within_the_deadline_is_a_pause_and_no_more(own_valkey: ValkeyServer, session_id: str) -> None:
+    async with opened(own_valkey.url, deadline=DEADLINE) as store:
+        await store.create(new(session_id))
+        own_valkey.kill()
+        commit = asyncio.create_task(store.commit(session_id, 1, 3, ints(4)))
+        with pytest.raises(StoreUnavailable):
+            await store.ping()  # which tells of the outage at once
+        assert not commit.done()
+        own_valkey.start()
+        await commit
+        record = await store.load(session_id)
+        assert record is not None
+        assert record.tokens.tolist() == [1, 2, 3, 4]
+
+
+async def test_g10_a_master_that_was_demoted_is_written_to_no_more(own_valkey: ValkeyServer, session_id: str) -> None:
+    async with opened(own_valkey.url, deadline=DEADLINE) as store, raw(own_valkey) as client:
+        await store.create(new(session_id))
+        await client.execute_command("REPLICAOF", "127.0.0.1", 1)
+        commit = asyncio.create_task(store.commit(session_id, 1, 3, ints(4)))
+        async with asyncio.timeout(DEADLINE):
+            while not await errors(client, "READONLY"):  # noqa: ASYNC110 (only the server knows)
+                await asyncio.sleep(0.01)
+        assert not commit.done()
+        await client.execute_command("REPLICAOF", "NO", "ONE")
+        await commit
+
+
+async def test_a_write_that_no_replica_has_does_not_count_however_often_it_is_repeated(
+    own_valkey: ValkeyServer, session_id: str, tmp_path: Path
+) -> None:
+    """A repeat over a new connection must not take the first write, which is not its own, for replicated."""
+    with replica_of(own_valkey, tmp_path / "replica") as replica:
+        async with opened(own_valkey.url, deadline=DEADLINE, replicas=1) as store:
+            await store.create(new(session_id))
+            replica.pause()
+            for _ in range(2):
+                async with opened(own_valkey.url, deadline=0.5, replicas=1) as hasty:
+                    for call in (hasty.commit(session_id, 1, 3, ints(4)), hasty.load(session_id)):
+                        with pytest.raises(StoreUnavailable):
+                            await call
+            replica.resume()
+            await store.commit(session_id, 1, 3, ints(4))
+            record = await store.load(session_id)
+    assert record is not None
+    assert record.tokens.tolist() == [1, 2, 3, 4]
+
+
+async def test_too_few_replicas_for_the_server_itself_are_waited_for(own_valkey: ValkeyServer, session_id: str) -> None:
+    async with opened(own_valkey.url, deadline=DEADLINE) as store, raw(own_valkey) as client:
+        await store.create(new(session_id))
+        await client.config_set("min-replicas-to-write", 1)
+        commit = asyncio.create_task(store.commit(session_id, 1, 3, ints(4)))
+        async with asyncio.timeout(DEADLINE):
+            while not await errors(client, "NOREPLICAS"):  # noqa: ASYNC110 (only the server knows)
+                await asyncio.sleep(0.01)
+        assert not commit.done()
+        await client.config_set("min-replicas-to-write", 0)
+        await commit
 
 
 async def test_a_silent_server_costs_the_deadline_and_the_commit_may_be_repeated(
@@ -232,6 +303,28 @@ async def test_g13_more_sessions_than_connections_wait_their_turn(valkey: Valkey
         assert int((await client.info("clients"))["connected_clients"]) - before <= 10
 
 
+@pytest.mark.parametrize("kind", ["sentinels", "cluster"])
+async def test_g13_few_connections_to_each_server_of_many(
+    request: pytest.FixtureRequest, session_id: str, kind: str
+) -> None:
+    group: SentinelGroup | ValkeyCluster = request.getfixturevalue(kind)
+
+    async def session(store: RedisStore, number: int) -> None:
+        name = f"{session_id}-{number}"
+        await store.create(new(name))
+        for base in range(3, 6):
+            await store.commit(name, 1, base, ints(number))
+
+    def connected() -> list[int]:
+        return [int(told(server, "INFO", "clients")["connected_clients"]) for server in group.servers]
+
+    before = connected()
+    async with opened(group.url, max_connections=4, deadline=DEADLINE) as store:
+        await asyncio.gather(*(session(store, number) for number in range(300)))
+        # A cluster's slots are read over one more.
+        assert max(now - then for now, then in zip(connected(), before, strict=True)) <= 5
+
+
 class LossyProxy:
     """Passes bytes between client and server, and swallows the next reply together with its connection when told."""
 
@@ -289,6 +382,8 @@ async def test_a_lost_answer_is_no_false_refusal(valkey: ValkeyServer, session_i
         ("state", b"text", "something else"),
         ("state", {"prompt_length": "x"}, "no number"),
         ("state", {"epoch": "x"}, "no number"),
+        ("state", {"epoch": "1.5"}, "something else"),
+        ("state", {"version": "2"}, "of version 2 in the store, this orchestrator knows version 1"),
     ],
 )
 async def test_l6_damaged_values_fail_that_session_alone(
@@ -304,12 +399,53 @@ async def test_l6_damaged_values_fail_that_session_alone(
             if key == "tokens":
                 await client.delete(name)
             await client.hset(name, mapping=value)
-        with pytest.raises(SessionCorrupt, match=match):
-            await store.load(session_id)
-        if key != "tokens" and value != {"prompt_length": "x"}:
+        for call in (store.load, store.take_over):
+            with pytest.raises(SessionCorrupt, match=match) as damaged:
+                await call(session_id)
+            # A client does not call again for it, as it would for a store that is away.
+            assert damaged.value.reason == types_pb2.ERROR_REASON_SESSION_CORRUPT
+        if key != "tokens" and value not in ({"prompt_length": "x"}, {"epoch": "1.5"}):
             with pytest.raises(SessionCorrupt):
                 await store.commit(session_id, 1, 3, ints(4))
+            with pytest.raises(SessionCorrupt):
+                await store.request_cancel(session_id)
         await store.commit(session_id + "-neighbour", 1, 3, ints(4))
+
+
+@pytest.mark.parametrize(
+    ("credentials", "query", "match"),
+    [
+        ("outrider:not-it@", "", "invalid username-password"),
+        ("", "", "authentication|Authentication"),
+        ("outrider:not-it@", "ssl_ca_certs=/no/such/file", "."),
+        ("outrider:not-it@", "ssl_cert_reqs=required", "certificate"),
+    ],
+)
+async def test_who_may_not_come_in_hears_so_at_once_and_without_the_password(
+    guarded: TlsFront, session_id: str, credentials: str, query: str, match: str
+) -> None:
+    url = f"rediss://{credentials}127.0.0.1:{guarded.port}/0?{query or guarded.query}"
+    async with opened(url, deadline=0.5 if query else 10 * DEADLINE) as store, asyncio.timeout(DEADLINE):
+        for call in (store.ping(), store.load(session_id)):
+            with pytest.raises(StoreUnavailable, match=match) as refused:
+                await call
+            assert "not-it" not in str(refused.value)
+            assert "outrider" not in str(refused.value)
+
+
+async def test_a_password_that_is_changed_in_its_file_counts_for_the_next_connection(
+    own_valkey: ValkeyServer, session_id: str, tmp_path: Path
+) -> None:
+    (path := tmp_path / "password").write_text("first\n")
+    url = own_valkey.url.replace("//", "//somebody@")
+    async with raw(own_valkey) as client:
+        await client.execute_command("ACL", "SETUSER", "somebody", "on", ">first", "~*", "+@all")
+        async with opened(url, deadline=DEADLINE, password_file=str(path)) as store:
+            await store.create(new(session_id))
+            await client.execute_command("ACL", "SETUSER", "somebody", "<first", ">second")
+            path.write_text("second\n")
+            await client.execute_command("CLIENT", "KILL", "USER", "somebody")
+            await store.commit(session_id, 1, 3, ints(4))
 
 
 async def test_an_unreachable_server_is_named_without_its_password() -> None:
@@ -333,6 +469,15 @@ async def test_an_unreachable_server_is_named_without_its_password() -> None:
         "redis://localhost/0?no_such_option=1",
         "memory://somewhere",
         "redis://u:secret@localhost:99999999",
+        "redis+sentinel://u:secret@a:1,b:2",
+        "redis+sentinel://u:secret@a:1,b:2/main/first",
+        "redis+sentinel://u:secret@a:1,,b:2/main",
+        "redis+sentinel://u:secret@a:1/main?no_such_option=1",
+        "redis+sentinel://u:secret@a:1/main?sentinel_no_such_option=1",
+        "redis+cluster://u:secret@a:1/0",
+        "redis+cluster://u:secret@a:port",
+        "redis+cluster://u:secret@a:1?no_such_option=1",
+        "redis+other://a:1",
     ],
 )
 def test_bad_urls_are_refused_at_once(url: str) -> None:
@@ -348,3 +493,15 @@ async def test_a_url_cannot_turn_bytes_into_text(valkey: ValkeyServer, session_i
         record = await store.load(session_id)
         assert record is not None
         assert (record.tokens.tolist(), record.meta) == ([255, -1], b"\xff")
+
+
+def test_a_password_has_one_place(tmp_path: Path) -> None:
+    (path := tmp_path / "password").write_text("secret")
+    with pytest.raises(ValueError, match="there is a password file") as refused:
+        open_store("redis://u:other@localhost", 60.0, password_file=str(path))
+    assert "other" not in str(refused.value)
+    with pytest.raises(ValueError, match="cannot be read"):
+        open_store("redis://u@localhost", 60.0, password_file=str(tmp_path / "none"))
+    for options in ({"password_file": str(path)}, {"replicas": 1}):
+        with pytest.raises(ValueError, match="memory:// has no host"):
+            open_store("memory://", 60.0, **options)  # type: ignore[arg-type]
