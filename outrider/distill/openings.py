@@ -28,7 +28,7 @@ class Frame:
 
     @staticmethod
     def of(tokenizer: PreTrainedTokenizerBase | None) -> "Frame":
-        """The chat template's; where nothing stands before a turn the token that begins every text, or ends it, or 0."""
+        """The chat template's; where nothing stands before a turn the token that begins texts, or ends them, or 0."""
         if tokenizer is None:
             return Frame((0,), ())
         marks = (tokenizer.bos_token_id, tokenizer.eos_token_id, 0)
