@@ -110,11 +110,13 @@ class Drafting:
         self._reason: Reason = orchestrator_pb2.PLAIN_REASON_PREFILL
         self._off: Reason | None = orchestrator_pb2.PLAIN_REASON_DISABLED if plan.lookahead == 0 else None
         self._moved_bytes = 0
+        # Whether this session is the probe of its worker's breaker.
+        self._probes = False
 
     def warm_up(self, tokens: TokenBuffer) -> None:
         """Lets the worker cache the prompt while the target does the same; the first round has no block."""
         self._reason = self._off or orchestrator_pb2.PLAIN_REASON_PREFILL
-        link = None if self._off else self._bind(len(tokens))
+        link = None if self._off else self._bind(tokens)
         if isinstance(link, DraftLink) and self._lookahead.begins(self._history(link)):
             self._cache(link, tokens)
 
@@ -124,7 +126,9 @@ class Drafting:
         if self._told is not None and _came_to_nothing(self._told):
             self._peer.lost()
         self._told = None
-        link = self._off or (self._bind(len(tokens)) if room > 0 else orchestrator_pb2.PLAIN_REASON_LAST_TOKEN)
+        if self._link is not None and not self._probes:
+            self._move(self._pool.better(self._plan.proposer, self._link) or self._link)
+        link = self._off or (self._bind(tokens) if room > 0 else orchestrator_pb2.PLAIN_REASON_LAST_TOKEN)
         if isinstance(link, DraftLink):
             self._ask(link, tokens, min(room, link.max_lookahead))
         else:
@@ -154,28 +158,33 @@ class Drafting:
         if self._link is not None:
             self._link.close_session(self._plan.session_id, self._epoch)
             self._lookahead.close()
-            self._link.sessions -= 1
+            self._link.unbind()
             self._link = None
 
-    def _bind(self, base_length: int) -> DraftLink | Reason:
+    def _bind(self, tokens: TokenBuffer) -> DraftLink | Reason:
         """The worker to ask, the present one as long as it works, or why there is none."""
         link = self._link
-        if link is None or not link.usable or not link.breaker.closed:
-            picked = self._pool.pick(self._plan.proposer, link)
-            if picked is not link:
-                self._move(picked if isinstance(picked, DraftLink) else None)
+        self._probes = self._probes and link is not None and link.breaker.probing
+        if link is None or not link.usable or not (link.breaker.closed or self._probes or link.breaker.ripe):
+            picked = self._pool.pick(self._plan.proposer, tokens, link)
+            self._move(picked if isinstance(picked, DraftLink) else None)
             if not isinstance(picked, DraftLink):
                 return picked
             link = picked
-        if link.model is not None and base_length >= link.model.context_length:
+        if link.model is not None and len(tokens) >= link.model.context_length:
             return self._switch_off(orchestrator_pb2.PLAIN_REASON_DRAFT_CONTEXT)
-        return link if link.breaker.allows() else orchestrator_pb2.PLAIN_REASON_DRAFT_UNAVAILABLE
+        if self._probes or link.breaker.allows():
+            self._probes = not link.breaker.closed
+            return link
+        return orchestrator_pb2.PLAIN_REASON_DRAFT_UNAVAILABLE
 
     def _move(self, link: DraftLink | None) -> None:
+        if link is self._link:
+            return
         self.close()
-        self._link, self._incarnation = link, 0
+        self._link, self._incarnation, self._catching_up, self._probes = link, 0, None, False
         if link is not None:
-            link.sessions += 1
+            link.bind()
 
     def _ask(self, link: DraftLink, tokens: TokenBuffer, room: int) -> None:
         """Asks for as much as pays, once the worker has read most of the tokens: no round waits for that."""

@@ -1,22 +1,35 @@
 """The link to one target worker: batched Verify, health watched, pair checked."""
 
+import asyncio
 import logging
 from collections.abc import Callable, Sequence
+from uuid import uuid4
 
 import grpc
+import numpy as np
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from orchestrator.batcher import Batcher
 from orchestrator.costs import TargetCosts
-from orchestrator.handshake import check_pair, fingerprints_differ
-from orchestrator.links.base import HASHES_TIMEOUT, INFO_TIMEOUT, Link, as_error, describe
+from orchestrator.links.base import Link, WorkerSilent, as_error, describe
+from outrider.law.params import LawParams, to_law_spec
 from outrider.lm.tokenizer import Vocabulary
-from outrider.v1 import target_pb2, target_pb2_grpc
+from outrider.net.arrays import to_bytes
+from outrider.net.errors import OutriderError, from_status
+from outrider.v1 import target_pb2, target_pb2_grpc, types_pb2
 from outrider.v1.target_pb2 import SessionRef, VerifyItem, VerifyResponse, VerifyResult
 
 log = logging.getLogger(__name__)
 
 RELEASE_TIMEOUT = 5.0
+# What a single trial of a worker whose breaker is open may take.
+TRIAL_TIMEOUT = 10.0
+# What counts against a worker; a full or draining one is not ill.
+_FAULTS = {
+    types_pb2.ERROR_REASON_NO_WORKER,
+    types_pb2.ERROR_REASON_ENGINE_FAILED,
+    types_pb2.ERROR_REASON_NO_PROGRESS,
+}
 
 
 class TargetLink(Link):
@@ -36,13 +49,13 @@ class TargetLink(Link):
     def __init__(
         self, address: str, vocabulary: Vocabulary, verify_timeout: float, changed: Callable[[], None]
     ) -> None:
-        super().__init__(address, changed)
-        self._vocabulary = vocabulary
+        super().__init__(address, vocabulary, changed)
         self._verify_timeout = verify_timeout
         self._stub = target_pb2_grpc.TargetServiceStub(self.channel)
         self._health = health_pb2_grpc.HealthStub(self.channel)
         self.costs = TargetCosts()
         self._batcher = Batcher(self._send, hold=self.costs.hold)
+        self._releases: set[asyncio.Task[None]] = set()
 
     async def verify(self, item: VerifyItem) -> VerifyResult:
         """Scores one block, batched with those of other sessions. Raises OutriderError when the call failed."""
@@ -51,6 +64,12 @@ class TargetLink(Link):
     def away(self, session_id: str) -> None:
         """The session's next block will take its time."""
         self._batcher.away(session_id)
+
+    def left_by(self, session_id: str, epoch: int) -> None:
+        """A session has gone to another worker: it is released here in the background."""
+        release = asyncio.create_task(self.release(session_id, epoch))
+        self._releases.add(release)
+        release.add_done_callback(self._releases.discard)
 
     async def release(self, session_id: str, epoch: int) -> None:
         """Frees a session. What this does not reach is freed by the worker's time-to-live, or is gone already.
@@ -66,20 +85,44 @@ class TargetLink(Link):
         except grpc.aio.AioRpcError as error:
             # Whether the worker is usable is what its health says: it would not be asked again after a lost Release.
             log.info("target %s: session %s was not released: %s", self.address, session_id, describe(error))
+        except grpc.aio.UsageError:
+            log.info("target %s: session %s was not released: the link is closed", self.address, session_id)
 
     async def close(self) -> None:
         """Ends the connection and every call on it."""
+        releases = list(self._releases)
+        for release in releases:
+            release.cancel()
+        await asyncio.gather(*releases, return_exceptions=True)
         await self._batcher.close()
         await super().close()
 
     async def _send(self, items: Sequence[VerifyItem]) -> VerifyResponse:
         try:
-            return await self._stub.Verify(target_pb2.VerifyRequest(items=items), timeout=self._verify_timeout)
+            response = await self._stub.Verify(target_pb2.VerifyRequest(items=items), timeout=self._verify_timeout)
         except grpc.aio.AioRpcError as error:
-            raise as_error(error) from error
+            failure = as_error(error)
+            if failure.reason in _FAULTS:
+                self.breaker.failure()
+            raise failure from error
+        self.heard(response.load)
+        self._judge(response)
+        return response
+
+    def _judge(self, response: VerifyResponse) -> None:
+        """Tells the breaker of a call: that all its items failed is one failure."""
+        if any(not result.status.code for result in response.results):
+            self.breaker.success()
+        elif any(from_status(result.status).reason in _FAULTS for result in response.results):
+            self.breaker.failure()
+
+    async def _get_info(
+        self, seconds: float, *, include_token_hashes: bool = False
+    ) -> target_pb2.TargetServiceGetInfoResponse:
+        request = target_pb2.TargetServiceGetInfoRequest(include_token_hashes=include_token_hashes)
+        return await self._stub.GetInfo(request, timeout=seconds)
 
     async def _serve_connection(self) -> None:
-        await self._check_pair()
         request = health_pb2.HealthCheckRequest()
         async for update in self._health.Watch(request):
             serving = update.status == health_pb2.HealthCheckResponse.SERVING
@@ -88,10 +131,31 @@ class TargetLink(Link):
             elif not serving:
                 self._down("the worker says NOT_SERVING: it is loading, draining or stuck")
 
-    async def _check_pair(self) -> None:
-        info = await self._stub.GetInfo(target_pb2.TargetServiceGetInfoRequest(), timeout=INFO_TIMEOUT)
-        if fingerprints_differ(info.model, self._vocabulary):
-            hashes = target_pb2.TargetServiceGetInfoRequest(include_token_hashes=True)
-            info = await self._stub.GetInfo(hashes, timeout=HASHES_TIMEOUT)
-        check_pair(f"target {self.address}", info.model, self._vocabulary)
-        self._serves(info.model, info.max_lookahead)
+    async def _probe(self) -> None:
+        try:
+            await super()._probe()
+        except WorkerSilent:
+            # Nobody else ends these calls before their deadline.
+            self._batcher.abandon()
+            raise
+
+    async def _trial(self) -> None:
+        """A pass over one token, so that no session has to try."""
+        if self.breaker.closed or not self.breaker.allows():
+            return
+        item = VerifyItem(
+            session_id=f"trial-{uuid4().hex}",
+            epoch=1,
+            base_length=1,
+            prefix_tokens=to_bytes(np.zeros(1, np.int32)),
+            row_format=target_pb2.ROW_FORMAT_SAMPLE,
+            law=to_law_spec(LawParams(temperature=0.0), 0),
+        )
+        try:
+            async with asyncio.timeout(TRIAL_TIMEOUT):
+                await self._send([item])
+        except (OutriderError, TimeoutError) as error:
+            log.info("target %s: a trial failed: %s", self.address, error or "it took too long")
+            self.breaker.failure()
+        else:
+            await self.release(item.session_id, item.epoch)
