@@ -79,7 +79,8 @@ class Verified:
 
 @dataclass
 class _Patience:
-    """How much longer one verify may keep trying: from its first failure on, and while it waits for a worker.
+    """How much longer one verify may keep trying, counted from its first failure on: a call that came to nothing may
+    have taken longer than that.
 
     Attributes:
         seconds: the fail-over timeout.
@@ -94,10 +95,12 @@ class _Patience:
 
     def left(self) -> float:
         """Seconds until the deadline."""
-        now = asyncio.get_running_loop().time()
+        return self.seconds if self._deadline is None else self._deadline - asyncio.get_running_loop().time()
+
+    def failed(self) -> None:
+        """An attempt came to nothing."""
         if self._deadline is None:
-            self._deadline = now + self.seconds
-        return self._deadline - now
+            self._deadline = asyncio.get_running_loop().time() + self.seconds
 
 
 class Verifying:
@@ -264,11 +267,11 @@ class Verifying:
             return
         if error.reason not in _TRANSIENT:
             raise error if error.reason in _FINAL else _no_progress(f"the target refused its work: {error.message}")
-        if patience.left() <= 0:
+        patience.failed()
+        if patience.left() <= 0 or self._link is None:
             raise error
-        failed = {self._link} if self._link is not None else set()
-        elsewhere = self._pool.others(patience.tried | failed)
-        patience.tried = patience.tried | failed if elsewhere else failed
+        elsewhere = self._pool.others(patience.tried | {self._link})
+        patience.tried = patience.tried | {self._link} if elsewhere else {self._link}
         if elsewhere or error.reason != types_pb2.ERROR_REASON_QUEUE_FULL:
             self._unbind()
         if elsewhere:

@@ -25,9 +25,10 @@ RECONNECT_SECONDS = 1.0
 # A refused pair stays refused until somebody replaces the worker behind the address.
 REFUSED_SECONDS = 5.0
 # A worker that answers neither of two probes is taken for frozen or cut off: 4 seconds after its last sign of life.
-# Two, because a stall of this process makes one of them late and says nothing about the worker.
 PROBE_SECONDS, PROBE_TIMEOUT = 1.0, 1.5
 _MOST_SILENCES = 2
+# A probe whose end was noticed so much later says nothing: it was this process that stood still.
+_OWN_STALL = 0.3
 # How long the channel of a worker that left the list outlives the last session that was bound to it.
 RETIRED_SECONDS = 10.0
 
@@ -216,20 +217,21 @@ class Link(ABC):
 
     async def _probe(self) -> None:
         """Asks for the worker's load again and again. Raises WorkerSilent or AioRpcError when it does not say it."""
-        silences = 0
+        loop, silences = asyncio.get_running_loop(), 0
         while True:
             if not silences:
                 await asyncio.sleep(PROBE_SECONDS * random.uniform(0.8, 1.0))
+            asked = loop.time()
             try:
                 self._hear(await self._get_info(PROBE_TIMEOUT))
-                silences = 0
             except grpc.aio.AioRpcError as error:
-                silences += 1
                 if error.code() is not grpc.StatusCode.DEADLINE_EXCEEDED:
                     raise
+                silences += loop.time() - asked < PROBE_TIMEOUT + _OWN_STALL
                 if silences == _MOST_SILENCES:
                     raise WorkerSilent("the worker is connected and answers nothing: frozen, or cut off") from error
             else:
+                silences = 0
                 await self._trial()
 
 
