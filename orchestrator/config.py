@@ -28,6 +28,12 @@ class OrchestratorConfig(ServiceConfig):
     )
     max_lookahead: int = Field(16, ge=0, le=MAX_LOOKAHEAD, description="longest block of any request")
     draft_timeout: float = Field(1.0, gt=0, le=60, description="seconds that a round waits for its block")
+    draft_hedge: float = Field(
+        0.0,
+        ge=0,
+        le=0.1,
+        description="part of the blocks that rounds wait for for which a second draft worker may be asked too",
+    )
     verify_timeout: float = Field(120.0, gt=0, description="seconds that one Verify call may take")
     failover_timeout: float = Field(30.0, gt=0, description="seconds that a round looks for a target that answers")
     session_ttl: float = Field(3_600.0, gt=0, description="seconds that the store keeps an untouched session")

@@ -64,7 +64,7 @@ class Orchestrator:
         self._resolve = resolve
         self.store = store
         self.targets = TargetPool()
-        self.drafts = DraftPool()
+        self.drafts = DraftPool(config.draft_hedge)
         self.shortfalls = Shortfalls(self.targets, self.drafts, config.max_lookahead)
         self.services = Services(Judge(), store, metrics)
         self._audits = Turn(audit_each, lambda claim: len(claim.law.token_ids), ENTRIES_PER_CALL)

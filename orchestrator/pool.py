@@ -5,6 +5,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Generic, TypeVar
 
 from orchestrator.discovery import Discovery, Resolve, Sources
+from orchestrator.hedging import HedgeBudget
 from orchestrator.links.base import Link
 from orchestrator.links.draft import DraftLink
 from orchestrator.links.target import TargetLink
@@ -138,10 +139,15 @@ class TargetPool(Pool[TargetLink]):
 
 
 class DraftPool(Pool[DraftLink]):
-    """The draft workers."""
+    """The draft workers.
 
-    def __init__(self) -> None:
+    Attributes:
+        hedges: how many late blocks a second worker may be asked for.
+    """
+
+    def __init__(self, hedge_share: float = 0.0) -> None:
         super().__init__()
+        self.hedges = HedgeBudget(hedge_share)
         self._next_move = 0.0
 
     def pick(
@@ -176,6 +182,11 @@ class DraftPool(Pool[DraftLink]):
         well = [link for link in others if link.breaker.closed]
         fewest = min(well, key=lambda link: link.sessions, default=None)
         return fewest if fewest is not None and uneven(present.sessions, fewest.sessions) else None
+
+    def spare(self, proposer: "Proposer.ValueType", present: DraftLink) -> DraftLink | None:
+        """The least loaded of the other workers that are well; None without one."""
+        others = [link for link in self._offering(proposer) if link is not present and link.breaker.closed]
+        return min(others, key=lambda link: link.load, default=None)
 
     def _offering(self, proposer: "Proposer.ValueType") -> list[DraftLink]:
         return [link for link in self.usable if _offers(link, proposer)]

@@ -9,6 +9,7 @@ from collections import defaultdict
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 
+from orchestrator.hedging import Waits
 from orchestrator.links.base import INFO_TIMEOUT, Info, Link
 from orchestrator.lookahead import DraftHistory
 from orchestrator.prefix import TokenBuffer
@@ -58,6 +59,7 @@ class DraftLink(Link):
 
     Attributes:
         proposers: what the worker offers.
+        waits: of rounds for its blocks; kept where late ones are hedged.
         history: what its sessions learned together, by proposer and acceptance rule.
 
     Args:
@@ -75,6 +77,7 @@ class DraftLink(Link):
         self._queue: _Commands = asyncio.Queue(MAX_QUEUED_COMMANDS)
         self._told: dict[str, _Session] = {}
         self.proposers: tuple[Proposer.ValueType, ...] = ()
+        self.waits = Waits()
         self.history: dict[tuple[Proposer.ValueType, Acceptance.ValueType], DraftHistory] = defaultdict(DraftHistory)
 
     def request(self, command: DraftCommand, tokens: TokenBuffer) -> "asyncio.Future[DraftEvent]":

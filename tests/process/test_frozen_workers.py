@@ -13,7 +13,7 @@ from tests.harness.orchestrator import RunningOrchestrator, ask, start_orchestra
 from tests.harness.workers import eventually
 
 SPEC = SyntheticSpec(vocab_size=26, seed=5, context_length=1 << 20)
-MODEL = "synthetic:vocab_size=26,seed=5,context_length=1048576,pass_ms=4"
+MODEL = "synthetic:vocab_size=26,seed=5,context_length=1048576,pass_ms=20"
 DRAFT = "synthetic:vocab_size=26,seed=5,context_length=1048576,noise=0.5"
 
 
@@ -28,7 +28,7 @@ async def frozen(worker: Running) -> AsyncIterator[None]:
 
 
 async def streaming(orchestrator: RunningOrchestrator, number: int) -> Client:
-    client = Client(orchestrator, ask((number, 1), max_tokens=500_000, temperature=0), timeout=SECONDS)
+    client = Client(orchestrator, ask((number, 1), max_tokens=500_000, temperature=0), timeout=10 * SECONDS)
     await client.until_tokens(5)
     return client
 
