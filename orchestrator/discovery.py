@@ -104,7 +104,10 @@ class Discovery:
     async def _follow(self, name: str, port: int) -> None:
         """One lookup at a time: a resolver that hangs holds one thread, however long it takes."""
         while True:
-            await self.look_up(name, port)
+            try:
+                await self.look_up(name, port)
+            except Exception:
+                log.exception("%s%s:%d: following it failed, and goes on", _DNS, name, port)
             await asyncio.sleep(LOOKUP_SECONDS * random.uniform(0.9, 1.1))
 
     async def look_up(self, name: str, port: int) -> None:

@@ -134,8 +134,8 @@ class TargetPool(Pool[TargetLink]):
         return self._place(tokens, [link for rank, link in ranks if rank == best])
 
     def others(self, tried: Collection[TargetLink]) -> bool:
-        """Whether there is a worker that was not tried."""
-        return any(link not in tried for link in self.usable)
+        """Whether there is a worker that is well and was not tried."""
+        return any(link not in tried and link.breaker.closed for link in self.usable)
 
 
 class DraftPool(Pool[DraftLink]):

@@ -270,9 +270,11 @@ class Verifying:
         patience.failed()
         if patience.left() <= 0 or self._link is None:
             raise error
-        elsewhere = self._pool.others(patience.tried | {self._link})
+        full = error.reason == types_pb2.ERROR_REASON_QUEUE_FULL
+        # An answer with no room for one item more is no reason to leave: the next call's has room.
+        elsewhere = not (full and error.retry_after == 0.0) and self._pool.others(patience.tried | {self._link})
         patience.tried = patience.tried | {self._link} if elsewhere else {self._link}
-        if elsewhere or error.reason != types_pb2.ERROR_REASON_QUEUE_FULL:
+        if elsewhere or not full:
             self._unbind()
         if elsewhere:
             return
