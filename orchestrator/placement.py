@@ -16,7 +16,7 @@ SHORTEST_PREFIX = 64
 # A worker takes sessions for its cache's sake up to this multiple of the mean load, and so many more.
 BOUND, SLACK = 1.25, 2.0
 # So many items that wait for a worker's model weigh as one session.
-ITEMS_PER_SESSION = 8
+ITEMS_PER_SESSION = 16
 # A running session changes workers when its own has at least this multiple of the other's sessions, and so many more.
 UNEVEN, UNEVEN_BY = 2, 4
 _REMEMBERED = 16_384
