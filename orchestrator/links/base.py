@@ -134,8 +134,8 @@ class Link(ABC):
         """Calls `_up` for a worker whose pair was checked, and returns or raises when the connection has ended."""
 
     @abstractmethod
-    async def _trial(self) -> None:
-        """Called between probes: finds out whether a worker whose breaker is open is well again."""
+    async def _tend(self) -> None:
+        """What is to be done now and then while the worker answers."""
 
     def _serves(self, info: Info) -> None:
         """Notes what a checked worker said of itself."""
@@ -149,9 +149,7 @@ class Link(ABC):
 
     def _up(self) -> None:
         """Raises SameWorker."""
-        for other in self.siblings():
-            if other is not self and other.usable and other.instance_id == self.instance_id != "":
-                raise SameWorker(f"it is the same worker as {other.address}")
+        self._check_twins()
         self.incarnation += 1
         # Whatever the worker did before, it has begun anew.
         self.breaker = Breaker()
@@ -202,6 +200,12 @@ class Link(ABC):
             info = await self._get_info(HASHES_TIMEOUT, include_token_hashes=True)
         check_pair(f"{self.kind} {self.address}", info.model, self._vocabulary)
         self._serves(info)
+        self._check_twins()
+
+    def _check_twins(self) -> None:
+        for other in self.siblings():
+            if other is not self and other.usable and other.instance_id == self.instance_id != "":
+                raise SameWorker(f"it is the same worker as {other.address}")
 
     async def _attended(self, serving: Coroutine[Any, Any, None]) -> None:
         """Serves the connection until it ends, or until the worker answers no probe."""
@@ -232,7 +236,7 @@ class Link(ABC):
                     raise WorkerSilent("the worker is connected and answers nothing: frozen, or cut off") from error
             else:
                 silences = 0
-                await self._trial()
+                await self._tend()
 
 
 def describe(error: grpc.aio.AioRpcError) -> str:

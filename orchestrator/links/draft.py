@@ -201,8 +201,8 @@ class DraftLink(Link):
         request = draft_pb2.DraftServiceGetInfoRequest(include_token_hashes=include_token_hashes)
         return await self._stub.GetInfo(request, timeout=seconds)
 
-    async def _trial(self) -> None:
-        """Sessions try it themselves: a late block costs them little, and only they know whether it is right."""
+    async def _tend(self) -> None:
+        """Nothing: sessions try it. A late block costs them little, and only they know whether it is right."""
 
     def _serves(self, info: Info) -> None:
         super()._serves(info)

@@ -22,6 +22,8 @@ from outrider.v1.target_pb2 import SessionRef, VerifyItem, VerifyResponse, Verif
 log = logging.getLogger(__name__)
 
 RELEASE_TIMEOUT = 5.0
+# Sessions of one Release.
+MAX_OWED = 1_024
 # What a single trial of a worker whose breaker is open may take.
 TRIAL_TIMEOUT = 10.0
 # What counts against a worker; a full or draining one is not ill.
@@ -56,9 +58,13 @@ class TargetLink(Link):
         self.costs = TargetCosts()
         self._batcher = Batcher(self._send, hold=self.costs.hold)
         self._releases: set[asyncio.Task[None]] = set()
+        # Sessions that left and could not be released, with their epochs.
+        self._owed: dict[str, int] = {}
 
     async def verify(self, item: VerifyItem) -> VerifyResult:
         """Scores one block, batched with those of other sessions. Raises OutriderError when the call failed."""
+        if self._owed:
+            self._owed.pop(item.session_id, None)
         return await self._batcher.verify(item)
 
     def away(self, session_id: str) -> None:
@@ -72,21 +78,15 @@ class TargetLink(Link):
         release.add_done_callback(self._releases.discard)
 
     async def release(self, session_id: str, epoch: int) -> None:
-        """Frees a session. What this does not reach is freed by the worker's time-to-live, or is gone already.
+        """Frees a session. A worker that this does not reach is told when it answers again, and frees it by its
+        time-to-live if it never does.
 
         A Release that overtook a Verify of its session would leave the session to its time-to-live: calls of one
         connection are not handled in the order in which they were sent.
         """
         self._batcher.away(session_id)
         await self._batcher.answered(session_id, RELEASE_TIMEOUT)
-        request = target_pb2.ReleaseRequest(sessions=[SessionRef(session_id=session_id, epoch=epoch)])
-        try:
-            await self._stub.Release(request, timeout=RELEASE_TIMEOUT)
-        except grpc.aio.AioRpcError as error:
-            # Whether the worker is usable is what its health says: it would not be asked again after a lost Release.
-            log.info("target %s: session %s was not released: %s", self.address, session_id, describe(error))
-        except grpc.aio.UsageError:
-            log.info("target %s: session %s was not released: the link is closed", self.address, session_id)
+        await self._release({session_id: epoch})
 
     async def close(self) -> None:
         """Ends the connection and every call on it."""
@@ -96,6 +96,18 @@ class TargetLink(Link):
         await asyncio.gather(*releases, return_exceptions=True)
         await self._batcher.close()
         await super().close()
+
+    async def _release(self, sessions: dict[str, int]) -> None:
+        refs = [SessionRef(session_id=name, epoch=epoch) for name, epoch in sessions.items()]
+        try:
+            await self._stub.Release(target_pb2.ReleaseRequest(sessions=refs), timeout=RELEASE_TIMEOUT)
+        except grpc.aio.AioRpcError as error:
+            # Whether the worker is usable is what its health says: it would not be asked again after a lost Release.
+            log.info("target %s: %d sessions were not released: %s", self.address, len(refs), describe(error))
+            if len(self._owed) + len(sessions) <= MAX_OWED:
+                self._owed.update(sessions)
+        except grpc.aio.UsageError:
+            log.info("target %s: %d sessions were not released: the link is closed", self.address, len(refs))
 
     async def _send(self, items: Sequence[VerifyItem]) -> VerifyResponse:
         try:
@@ -139,10 +151,15 @@ class TargetLink(Link):
             self._batcher.abandon()
             raise
 
-    async def _trial(self) -> None:
-        """A pass over one token, so that no session has to try."""
-        if self.breaker.closed or not self.breaker.allows():
-            return
+    async def _tend(self) -> None:
+        if self._owed:
+            owed, self._owed = self._owed, {}
+            await self._release(owed)
+        if not self.breaker.closed and self.breaker.allows():
+            await self._try()
+
+    async def _try(self) -> None:
+        """A pass over one token, so that no session has to try a worker whose breaker is open."""
         item = VerifyItem(
             session_id=f"trial-{uuid4().hex}",
             epoch=1,

@@ -60,6 +60,8 @@ async def test_g7_frozen_targets_and_drafts_lose_their_sessions_and_get_others_w
             for number, client in enumerate(clients):
                 await read_on(client, number)
         await eventually(lambda: targets[0].usable)
+        # It is told at last which sessions have left it.
+        await eventually(lambda: targets[0].reported is not None and not targets[0].reported.open_sessions)
         clients.append(await streaming(orchestrator, 4))
         assert [link.sessions for link in targets] == [1, 4]
         async with frozen(workers[2]):

@@ -61,7 +61,7 @@ def bound(links: Sequence[Link]) -> dict[str, int]:
 async def streaming(orchestrator: RunningOrchestrator, count: int, tokens: int = LONG) -> list[Client]:
     """Clients in the middle of their streams; those at the same index have the same prompt."""
     clients = [
-        Client(orchestrator, ask((index, 5), max_tokens=tokens, temperature=0), timeout=60) for index in range(count)
+        Client(orchestrator, ask((index, 5), max_tokens=tokens, temperature=0), timeout=300) for index in range(count)
     ]
     for client in clients:
         await client.until_tokens(5)
@@ -132,6 +132,27 @@ async def test_j1_sessions_move_to_a_draft_that_joins_and_their_outputs_stay() -
                 client.cancel()
 
 
+async def test_a_draft_that_failed_is_tried_by_one_session_while_others_do_the_work() -> None:
+    stuck = draft_engine()
+    async with (
+        start_target(target_engine()) as target,
+        start_draft(stuck) as first,
+        start_draft(draft_engine()) as second,
+        start_orchestrator([target.address], [first.address, second.address], draft_timeout=0.2) as orchestrator,
+    ):
+        links = orchestrator.core.drafts.links
+        (client,) = await streaming(orchestrator, 1)
+        assert [link.sessions for link in links] == [1, 0]
+        stuck.hold()
+        await eventually(lambda: not links[0].breaker.closed)
+        assert not (await workers_of(orchestrator))[1].usable
+        stuck.let_go()
+        await eventually(lambda: links[0].breaker.closed)
+        await client.until_round(lambda one: one.drafted > 0)
+        await read_on([client])
+        client.cancel()
+
+
 async def test_a_resolver_that_fails_drops_no_worker_and_is_shown() -> None:
     async with start_target(target_engine()) as target:
         names = Names(targets=[target.address])
@@ -193,8 +214,8 @@ async def test_a_prompt_goes_to_the_target_that_read_its_beginning() -> None:
             await orchestrator.generate(ask([*beginning, 1], temperature=0))
             other.cancel()
             await eventually(lambda: not links[0].sessions)
-            busy = Client(orchestrator, ask([*beginning, 2], max_tokens=LONG, temperature=0), timeout=60)
-            again = Client(orchestrator, ask([*beginning, 3], max_tokens=LONG, temperature=0), timeout=60)
+            busy = Client(orchestrator, ask([*beginning, 2], max_tokens=LONG, temperature=0), timeout=300)
+            again = Client(orchestrator, ask([*beginning, 3], max_tokens=LONG, temperature=0), timeout=300)
             for client in (busy, again):
                 await client.until_tokens(3)
             # Both went to the second, where the beginning is, although the first had fewer sessions.
