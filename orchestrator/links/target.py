@@ -58,14 +58,26 @@ class TargetLink(Link):
         self.costs = TargetCosts()
         self._batcher = Batcher(self._send, hold=self.costs.hold)
         self._releases: set[asyncio.Task[None]] = set()
+        self._verifying: dict[str, asyncio.Future[None]] = {}
         # Sessions that left and could not be released, with their epochs.
         self._owed: dict[str, int] = {}
 
     async def verify(self, item: VerifyItem) -> VerifyResult:
-        """Scores one block, batched with those of other sessions. Raises OutriderError when the call failed."""
+        """Scores one block, batched with those of other sessions. Raises OutriderError when the call failed.
+
+        A session may have two owners here for a moment, of which one does not know yet that it is none any more. Their
+        items do not share a call: the target takes one of a session.
+        """
+        while (other := self._verifying.get(item.session_id)) is not None:
+            await asyncio.wait({other})
         if self._owed:
             self._owed.pop(item.session_id, None)
-        return await self._batcher.verify(item)
+        answered = self._verifying[item.session_id] = asyncio.get_running_loop().create_future()
+        try:
+            return await self._batcher.verify(item)
+        finally:
+            del self._verifying[item.session_id]
+            answered.set_result(None)
 
     def away(self, session_id: str) -> None:
         """The session's next block will take its time."""

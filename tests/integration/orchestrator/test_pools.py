@@ -26,7 +26,7 @@ from tests.harness.faults import (
     target_engine,
 )
 from tests.harness.orchestrator import RunningOrchestrator, ask, start_orchestrator
-from tests.harness.workers import eventually, int32, reason, start_draft, start_target
+from tests.harness.workers import error_of, eventually, int32, reason, start_draft, start_target, verify_item
 
 PROMPT = (0, 1, 2)
 LONG = 100_000
@@ -351,6 +351,18 @@ async def test_a_target_that_freezes_loses_its_calls(monkeypatch: pytest.MonkeyP
 def _late() -> grpc.aio.AioRpcError:
     nothing = grpc.aio.Metadata()
     return grpc.aio.AioRpcError(grpc.StatusCode.DEADLINE_EXCEEDED, nothing, nothing, "late")
+
+
+async def test_two_owners_of_a_session_do_not_share_a_call() -> None:
+    async with start_target(target_engine()) as target, start_orchestrator([target.address]) as orchestrator:
+        (link,) = orchestrator.core.targets.links
+        items = [verify_item("session", PROMPT, epoch=epoch) for epoch in (1, 2)]
+        results = await asyncio.gather(*(link.verify(item) for item in items))
+        assert [result.status.code for result in results] == [0, 0]
+        # The one that is late is told by its epoch.
+        late, other = await asyncio.gather(link.verify(items[0]), link.verify(verify_item("other", PROMPT)))
+        assert error_of(late).reason == reason("STALE_EPOCH")
+        assert other.status.code == 0
 
 
 async def test_releases_at_a_link_that_is_closed_are_no_error() -> None:
