@@ -99,6 +99,7 @@ class DraftService(draft_pb2_grpc.DraftServiceServicer):
             load=self.load(),
             max_lookahead=MAX_LOOKAHEAD,
             proposers=self._config.kinds,
+            instance_id=self.host.instance_id,
         )
 
     @property

@@ -114,15 +114,18 @@ class Batcher:
         if call is not None:
             await asyncio.wait({call}, timeout=within)
 
-    async def close(self) -> None:
-        """Ends what waits and what is in flight."""
+    def abandon(self) -> None:
+        """Ends what waits and what is in flight with NO_WORKER."""
         for lane in (self._short, self._long):
             _fail(list(lane.waiting), _abandoned())
             lane.waiting.clear()
-        calls = list(self._calls)
-        for call in calls:
+        for call in self._calls:
             call.cancel()
-        await asyncio.gather(*calls, return_exceptions=True)
+
+    async def close(self) -> None:
+        """Ends what waits and what is in flight, and returns when it has ended."""
+        self.abandon()
+        await asyncio.gather(*self._calls, return_exceptions=True)
 
     def away(self, session_id: str) -> None:
         """The session will not be back soon: no call is held for it."""

@@ -30,6 +30,16 @@ class Breaker:
         """Whether calls pass freely."""
         return self._failures < self._threshold
 
+    @property
+    def probing(self) -> bool:
+        """Whether a probe is under way."""
+        return self._probing
+
+    @property
+    def ripe(self) -> bool:
+        """Whether it is open and the next call may be the probe."""
+        return not self.closed and self._clock() >= self._retry_at
+
     def allows(self) -> bool:
         """Whether a call may pass now. While open, the call that gets True is the probe."""
         if self.closed:

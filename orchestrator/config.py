@@ -3,8 +3,8 @@
 from pydantic import Field, field_validator
 from pydantic_settings import SettingsConfigDict
 
+from orchestrator.discovery import parse_sources
 from outrider.config import ServiceConfig
-from outrider.net.address import parse_addresses
 
 # The wire's limit on a block.
 MAX_LOOKAHEAD = 64
@@ -17,8 +17,10 @@ class OrchestratorConfig(ServiceConfig):
     model_config = SettingsConfigDict(cli_prog_name="python -m orchestrator")
 
     port: int = Field(7800, ge=0, le=65_535, description="port to listen on; 0 chooses a free one")
-    targets: str = Field(min_length=1, description="target workers, HOST:PORT separated by commas")
-    drafts: str = Field("", description="draft workers, HOST:PORT separated by commas; none: plain decoding")
+    targets: str = Field(min_length=1, description="target workers, HOST:PORT or dns:NAME:PORT, separated by commas")
+    drafts: str = Field(
+        "", description="draft workers, HOST:PORT or dns:NAME:PORT, separated by commas; none: plain decoding"
+    )
     tokenizer: str = Field(min_length=1, description="MODEL whose tokenizer the targets use")
     store: str = Field(
         "memory://", min_length=1, description="session store: memory://, redis://HOST:PORT/DB, ... (reliability.md)"
@@ -31,6 +33,12 @@ class OrchestratorConfig(ServiceConfig):
     )
     max_lookahead: int = Field(16, ge=0, le=MAX_LOOKAHEAD, description="longest block of any request")
     draft_timeout: float = Field(1.0, gt=0, le=60, description="seconds that a round waits for its block")
+    draft_hedge: float = Field(
+        0.0,
+        ge=0,
+        le=0.1,
+        description="part of the blocks that rounds wait for for which a second draft worker may be asked too",
+    )
     verify_timeout: float = Field(120.0, gt=0, description="seconds that one Verify call may take")
     failover_timeout: float = Field(30.0, gt=0, description="seconds that a round looks for a target that answers")
     session_ttl: float = Field(3_600.0, gt=0, description="seconds that the store keeps an untouched session")
@@ -52,5 +60,5 @@ class OrchestratorConfig(ServiceConfig):
     @field_validator("targets", "drafts")
     @classmethod
     def _addresses(cls, value: str) -> str:
-        parse_addresses(value)
+        parse_sources(value)
         return value

@@ -11,6 +11,7 @@ from transformers import PreTrainedTokenizerBase
 
 from orchestrator.choices import plan_choices
 from orchestrator.config import OrchestratorConfig
+from orchestrator.discovery import Resolve, parse_sources, resolve
 from orchestrator.drafting import Drafting
 from orchestrator.ending import finish_reason
 from orchestrator.judge import Judge
@@ -35,7 +36,6 @@ from outrider.law.audit import audit_each
 from outrider.law.batch import ENTRIES_PER_CALL
 from outrider.lm.grammars import SessionGrammars
 from outrider.lm.tokenizer import vocabulary_of
-from outrider.net.address import parse_addresses
 from outrider.net.arrays import int32s
 from outrider.net.errors import OutriderError, invalid_field
 from outrider.v1 import orchestrator_pb2, types_pb2
@@ -53,12 +53,18 @@ class Orchestrator:
     """Everything that sessions share. Lives on one event loop."""
 
     def __init__(
-        self, config: OrchestratorConfig, tokenizer: PreTrainedTokenizerBase, store: SessionStore, metrics: Metrics
+        self,
+        config: OrchestratorConfig,
+        tokenizer: PreTrainedTokenizerBase,
+        store: SessionStore,
+        metrics: Metrics,
+        resolve: Resolve = resolve,
     ) -> None:
         self.config = config
+        self._resolve = resolve
         self.store = store
         self.targets = TargetPool()
-        self.drafts = DraftPool()
+        self.drafts = DraftPool(config.draft_hedge)
         self.shortfalls = Shortfalls(self.targets, self.drafts, config.max_lookahead)
         self.services = Services(Judge(), store, metrics)
         self._audits = Turn(audit_each, lambda claim: len(claim.law.token_ids), ENTRIES_PER_CALL)
@@ -75,17 +81,17 @@ class Orchestrator:
 
     def start(self) -> None:
         """Starts connecting to the workers."""
-        config, changed = self.config, self._links_changed
-        self.targets.links = [
-            TargetLink(address, self._vocabulary, config.verify_timeout, changed)
-            for address in parse_addresses(config.targets)
-        ]
-        self.drafts.links = [
-            DraftLink(address, self._vocabulary, changed, self.services.metrics.discarded)
-            for address in parse_addresses(config.drafts)
-        ]
-        for link in (*self.targets.links, *self.drafts.links):
-            link.start()
+        config, vocabulary, changed = self.config, self._vocabulary, self._links_changed
+        discarded = self.services.metrics.discarded
+
+        def target(address: str) -> TargetLink:
+            return TargetLink(address, vocabulary, config.verify_timeout, changed)
+
+        def draft(address: str) -> DraftLink:
+            return DraftLink(address, vocabulary, changed, discarded)
+
+        self.targets.follow(parse_sources(config.targets), target, self._resolve)
+        self.drafts.follow(parse_sources(config.drafts), draft, self._resolve)
 
     async def close(self) -> None:
         """Waits for sessions that are ending, but not for long, then disconnects."""
@@ -95,8 +101,7 @@ class Orchestrator:
                 await asyncio.gather(*self._endings, return_exceptions=True)
         except TimeoutError:
             log.warning("%d sessions were still running or ending", self.sessions + len(self._endings))
-        links = (*self.targets.links, *self.drafts.links)
-        await asyncio.gather(*(link.close() for link in links), return_exceptions=True)
+        await asyncio.gather(self.targets.close(), self.drafts.close())
         self._audits.close()
         self.services.judge.close()
         self._planner.shutdown(wait=False, cancel_futures=True)

@@ -8,6 +8,7 @@ import time
 from dataclasses import dataclass
 from typing import TypeAlias
 
+from orchestrator.hedging import MOST_TOKENS
 from orchestrator.links.draft import DraftLink
 from orchestrator.lookahead import DraftHistory, SessionLookahead
 from orchestrator.metrics import Metrics
@@ -24,7 +25,7 @@ from outrider.law.sparse import Int32Array, SparseLaw
 from outrider.lm.grammars import SessionGrammar
 from outrider.net.arrays import ArrayError, int32s, law_from_message, to_bytes
 from outrider.net.errors import OutriderError, from_status
-from outrider.v1 import orchestrator_pb2, types_pb2
+from outrider.v1 import draft_pb2, orchestrator_pb2, types_pb2
 from outrider.v1.draft_pb2 import DraftCommand, DraftEvent
 from outrider.v1.orchestrator_pb2 import PlainReason
 
@@ -110,11 +111,13 @@ class Drafting:
         self._reason: Reason = orchestrator_pb2.PLAIN_REASON_PREFILL
         self._off: Reason | None = orchestrator_pb2.PLAIN_REASON_DISABLED if plan.lookahead == 0 else None
         self._moved_bytes = 0
+        # Whether this session is the probe of its worker's breaker.
+        self._probes = False
 
     def warm_up(self, tokens: TokenBuffer) -> None:
         """Lets the worker cache the prompt while the target does the same; the first round has no block."""
         self._reason = self._off or orchestrator_pb2.PLAIN_REASON_PREFILL
-        link = None if self._off else self._bind(len(tokens))
+        link = None if self._off else self._bind(tokens)
         if isinstance(link, DraftLink) and self._lookahead.begins(self._history(link)):
             self._cache(link, tokens)
 
@@ -124,7 +127,9 @@ class Drafting:
         if self._told is not None and _came_to_nothing(self._told):
             self._peer.lost()
         self._told = None
-        link = self._off or (self._bind(len(tokens)) if room > 0 else orchestrator_pb2.PLAIN_REASON_LAST_TOKEN)
+        if self._link is not None and not self._probes:
+            self._move(self._pool.better(self._plan.proposer, self._link) or self._link)
+        link = self._off or (self._bind(tokens) if room > 0 else orchestrator_pb2.PLAIN_REASON_LAST_TOKEN)
         if isinstance(link, DraftLink):
             self._ask(link, tokens, min(room, link.max_lookahead))
         else:
@@ -139,7 +144,9 @@ class Drafting:
         stats.block_ready = self._pending.done()
         if not stats.block_ready:
             start = time.perf_counter()
-            in_time = await self._came(self._pending)
+            if self._pool.hedges.open:
+                await self._hedge(stats)
+            in_time = await self._came(self._pending, self._timeout - (time.perf_counter() - start))
             stats.draft_wait_micros = micros_since(start)
             if not in_time:
                 return self._failed(orchestrator_pb2.PLAIN_REASON_DRAFT_LATE)
@@ -154,28 +161,33 @@ class Drafting:
         if self._link is not None:
             self._link.close_session(self._plan.session_id, self._epoch)
             self._lookahead.close()
-            self._link.sessions -= 1
+            self._link.unbind()
             self._link = None
 
-    def _bind(self, base_length: int) -> DraftLink | Reason:
+    def _bind(self, tokens: TokenBuffer) -> DraftLink | Reason:
         """The worker to ask, the present one as long as it works, or why there is none."""
         link = self._link
-        if link is None or not link.usable or not link.breaker.closed:
-            picked = self._pool.pick(self._plan.proposer, link)
-            if picked is not link:
-                self._move(picked if isinstance(picked, DraftLink) else None)
+        self._probes = self._probes and link is not None and link.breaker.probing
+        if link is None or not link.usable or not (link.breaker.closed or self._probes or link.breaker.ripe):
+            picked = self._pool.pick(self._plan.proposer, tokens, link)
+            self._move(picked if isinstance(picked, DraftLink) else None)
             if not isinstance(picked, DraftLink):
                 return picked
             link = picked
-        if link.model is not None and base_length >= link.model.context_length:
+        if link.model is not None and len(tokens) >= link.model.context_length:
             return self._switch_off(orchestrator_pb2.PLAIN_REASON_DRAFT_CONTEXT)
-        return link if link.breaker.allows() else orchestrator_pb2.PLAIN_REASON_DRAFT_UNAVAILABLE
+        if self._probes or link.breaker.allows():
+            self._probes = not link.breaker.closed
+            return link
+        return orchestrator_pb2.PLAIN_REASON_DRAFT_UNAVAILABLE
 
     def _move(self, link: DraftLink | None) -> None:
+        if link is self._link:
+            return
         self.close()
-        self._link, self._incarnation = link, 0
+        self._link, self._incarnation, self._catching_up, self._probes = link, 0, None, False
         if link is not None:
-            link.sessions += 1
+            link.bind()
 
     def _ask(self, link: DraftLink, tokens: TokenBuffer, room: int) -> None:
         """Asks for as much as pays, once the worker has read most of the tokens: no round waits for that."""
@@ -227,25 +239,72 @@ class Drafting:
             self._incarnation = link.incarnation
             self._peer.lost()
         if self._peer.known == 0:
-            command.open.tokens = to_bytes(tokens.view())
-            command.open.law.CopyFrom(to_law_spec(self._plan.law, self._plan.seed))
-            command.open.proposer = self._plan.proposer
-            command.open.lookahead = lookahead
-            command.open.law_top = self._plan.law_top
-            command.open.coupled = self._plan.acceptance == orchestrator_pb2.ACCEPTANCE_COUPLED
-            command.open.omit_law = self._plan.judged_by_token
-            command.open.prediction = to_bytes(self._plan.prediction)
+            command.open.CopyFrom(self._open(tokens, lookahead))
         else:
             command.advance.base_length = len(tokens)
             command.advance.tokens, command.advance.prefix_hash = self._peer.suffix(tokens)
             command.advance.lookahead = lookahead
         return command
 
-    async def _came(self, pending: "asyncio.Future[DraftEvent]") -> bool:
+    def _open(self, tokens: TokenBuffer, lookahead: int) -> draft_pb2.Open:
+        return draft_pb2.Open(
+            tokens=to_bytes(tokens.view()),
+            law=to_law_spec(self._plan.law, self._plan.seed),
+            proposer=self._plan.proposer,
+            lookahead=lookahead,
+            law_top=self._plan.law_top,
+            coupled=self._plan.acceptance == orchestrator_pb2.ACCEPTANCE_COUPLED,
+            omit_law=self._plan.judged_by_token,
+            prediction=to_bytes(self._plan.prediction),
+        )
+
+    async def _hedge(self, stats: RoundStats) -> None:
+        """Returns when the block came or is late by any measure; one that is later than nearly all is asked for at a
+        second worker as well, and the session stays with the worker that answers first."""
+        link, pending, tokens = self._link, self._pending, self._committed
+        if link is None or pending is None or tokens is None:
+            return
+        self._pool.hedges.waited()
+        start, patience = time.perf_counter(), link.waits.patience
+        if patience is not None and patience < self._timeout and len(tokens) <= MOST_TOKENS:
+            await asyncio.wait({pending}, timeout=patience)
+            spare = None if pending.done() else self._pool.spare(self._plan.proposer, link)
+            if spare is not None and self._pool.hedges.spend():
+                await self._race(pending, spare, tokens, self._timeout - patience, stats)
+        else:
+            await asyncio.wait({pending}, timeout=self._timeout)
+        link.waits.observe(time.perf_counter() - start)
+
+    async def _race(
+        self,
+        pending: "asyncio.Future[DraftEvent]",
+        spare: DraftLink,
+        tokens: TokenBuffer,
+        seconds: float,
+        stats: RoundStats,
+    ) -> None:
+        """Asks a second worker. When it is the first to answer with a block, it becomes the session's."""
+        command = DraftCommand(session_id=self._plan.session_id, epoch=self._epoch)
+        command.open.CopyFrom(self._open(tokens, self._asked))
+        second = spare.request(command, tokens)
+        stats.wire_bytes += command.ByteSize()
+        won = False
+        try:
+            await asyncio.wait({pending, second}, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+            won = not pending.done() and second.done() and not _came_to_nothing(second)
+        finally:
+            self._metrics.hedged(won=won)
+            if not won:
+                spare.close_session(self._plan.session_id, self._epoch)
+        if won:
+            self._move(spare)
+            self._incarnation, self._peer.known, self._pending = spare.incarnation, len(tokens), second
+
+    async def _came(self, pending: "asyncio.Future[DraftEvent]", seconds: float) -> bool:
         """Whether the answer, or why there is none, came in time. One that is late is cancelled: the link counts its
         block as discarded if it comes."""
         loop = asyncio.get_running_loop()
-        late = loop.call_later(self._timeout, pending.cancel)
+        late = loop.call_later(seconds, pending.cancel)
         try:
             await pending
         except OutriderError:

@@ -43,6 +43,11 @@ class Metrics:
             "{call}",
             "Commands to draft workers, by lookahead and by kind: block, probe, or prefix to cache",
         )
+        self._hedged = meter.create_counter(
+            "outrider.draft_hedges",
+            "{block}",
+            "Late blocks asked for at a second worker, by whether it won",
+        )
         self._resent = meter.create_counter("outrider.prefix_resent", "{prefix}", "Whole prefixes sent again")
         self._resumed = meter.create_counter(
             "outrider.sessions_resumed", "{session}", "Sessions taken over by a Resume"
@@ -70,6 +75,10 @@ class Metrics:
         """A draft worker was asked for a block, or, at lookahead 0, to cache a prefix."""
         kind = "prefix" if not lookahead else "probe" if probe else "block"
         self._asked.add(1, {"kind": kind, "lookahead": lookahead})
+
+    def hedged(self, *, won: bool) -> None:
+        """A second draft worker was asked for a block, and its answer was used or not."""
+        self._hedged.add(1, {"won": won})
 
     def speculation_disabled(self, reason: str) -> None:
         """A session goes on without blocks."""

@@ -52,16 +52,26 @@ class Shortfalls:
 
     def statuses(self) -> list[WorkerStatus]:
         """All workers as GetInfo shows them, targets first."""
-        return [
-            WorkerStatus(
-                kind=link.kind,
-                address=link.address,
-                usable=link.usable,
-                reason=link.reason,
-                model_id=link.model.model_id if link.model else "",
-                model=link.model,
-                max_lookahead=link.max_lookahead,
-                shortfalls=self.of(link),
-            )
-            for link in (*self._targets.links, *self._drafts.links)
-        ]
+        found = []
+        for kind, pool in (("target", self._targets), ("draft", self._drafts)):
+            found += [self._status(link) for link in pool.links]
+            found += [
+                WorkerStatus(kind=kind, address=source, reason=problem) for source, problem in pool.problems.items()
+            ]
+        return found
+
+    def _status(self, link: Link) -> WorkerStatus:
+        failing = link.usable and not link.breaker.closed
+        return WorkerStatus(
+            kind=link.kind,
+            address=link.address,
+            usable=link.usable and not failing,
+            reason="its last calls failed: it is tried now and then" if failing else link.reason,
+            model_id=link.model.model_id if link.model else "",
+            model=link.model,
+            max_lookahead=link.max_lookahead,
+            shortfalls=self.of(link),
+            instance_id=link.instance_id,
+            sessions=link.sessions,
+            load=link.reported,
+        )

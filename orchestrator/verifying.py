@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TypeAlias
 
 import numpy as np
@@ -79,15 +79,28 @@ class Verified:
 
 @dataclass
 class _Patience:
-    """How much longer one verify may keep trying."""
+    """How much longer one verify may keep trying, counted from its first failure on: a call that came to nothing may
+    have taken longer than that.
 
-    deadline: float
+    Attributes:
+        seconds: the fail-over timeout.
+        tried: workers that failed.
+    """
+
+    seconds: float
     pause: float = _FIRST_PAUSE
     lost: int = 0
+    tried: set[TargetLink] = field(default_factory=set)
+    _deadline: float | None = None
 
     def left(self) -> float:
         """Seconds until the deadline."""
-        return self.deadline - asyncio.get_running_loop().time()
+        return self.seconds if self._deadline is None else self._deadline - asyncio.get_running_loop().time()
+
+    def failed(self) -> None:
+        """An attempt came to nothing."""
+        if self._deadline is None:
+            self._deadline = asyncio.get_running_loop().time() + self.seconds
 
 
 class Verifying:
@@ -117,7 +130,8 @@ class Verifying:
         self._failover_timeout = failover_timeout
         self._vocab_size = vocab_size
         self._link: TargetLink | None = None
-        self._avoid: TargetLink | None = None
+        # Workers that the session was with before: each may hold its state still.
+        self._former: set[TargetLink] = set()
         self._incarnation = 0
         self._peer = PeerPrefix()
 
@@ -128,7 +142,7 @@ class Verifying:
         needed. Raises OutriderError: when no worker answered within the fail-over timeout; NO_PROGRESS when
         one answered nonsense; or with the item's own reason (NON_FINITE_LOGITS, STALE_EPOCH, ...).
         """
-        patience = _Patience(asyncio.get_running_loop().time() + self._failover_timeout)
+        patience = _Patience(self._failover_timeout)
         start = time.perf_counter()
         while True:
             try:
@@ -159,16 +173,15 @@ class Verifying:
         self._peer.known = length
 
     async def close(self) -> None:
-        """Frees the session at the worker. Idempotent."""
-        link, self._link = self._link, None
-        if link is not None:
-            link.sessions -= 1
-            await link.release(self._name, self._epoch)
+        """Frees the session at the worker, and where it was before. Idempotent."""
+        self._unbind()
+        former, self._former = self._former, set()
+        await asyncio.gather(*(link.release(self._name, self._epoch) for link in former))
 
     async def _attempt(
         self, tokens: TokenBuffer, proposal: Proposal, stats: RoundStats, patience: _Patience
     ) -> tuple[Proposal, Verified]:
-        link = await self._bound(patience)
+        link = await self._bound(tokens, patience)
         proposal = proposal.head(min(len(proposal.tokens), link.max_lookahead))
         item = self._item(tokens, proposal)
         result = await link.verify(item)
@@ -179,14 +192,16 @@ class Verifying:
         link.costs.observe_pass(result.timing, link.sessions)
         if result.status.code:
             raise from_status(result.status)
+        if self._former:
+            self._leave()
         return proposal, self._verified(result, proposal)
 
-    async def _bound(self, patience: _Patience) -> TargetLink:
+    async def _bound(self, tokens: TokenBuffer, patience: _Patience) -> TargetLink:
         if self._link is not None and not self._link.usable:
             self._unbind()
         if self._link is None:
-            self._link = await self._pool.acquire(patience.left(), self._avoid)
-            self._link.sessions += 1
+            self._link = await self._pool.acquire(patience.left(), tokens, patience.tried)
+            self._link.bind()
             self._incarnation = 0
         if self._incarnation != self._link.incarnation:
             self._incarnation = self._link.incarnation
@@ -252,19 +267,33 @@ class Verifying:
             return
         if error.reason not in _TRANSIENT:
             raise error if error.reason in _FINAL else _no_progress(f"the target refused its work: {error.message}")
-        if patience.left() <= 0:
+        patience.failed()
+        if patience.left() <= 0 or self._link is None:
             raise error
-        if error.reason != types_pb2.ERROR_REASON_QUEUE_FULL:
-            self._avoid = self._link
+        full = error.reason == types_pb2.ERROR_REASON_QUEUE_FULL
+        # An answer with no room for one item more is no reason to leave: the next call's has room.
+        elsewhere = not (full and error.retry_after == 0.0) and self._pool.others(patience.tried | {self._link})
+        patience.tried = patience.tried | {self._link} if elsewhere else {self._link}
+        if elsewhere or not full:
             self._unbind()
+        if elsewhere:
+            return
         pause = max(error.retry_after or 0.0, patience.pause)
         patience.pause = min(2 * patience.pause, _LONGEST_PAUSE)
         await asyncio.sleep(max(0.0, min(pause, patience.left())))
 
     def _unbind(self) -> None:
         if self._link is not None:
-            self._link.sessions -= 1
+            self._former.add(self._link)
+            self._link.unbind()
             self._link = None
+
+    def _leave(self) -> None:
+        """Releases the session where it was, but not before another worker holds it: it may have to go back."""
+        for link in self._former:
+            if link is not self._link:
+                link.left_by(self._name, self._epoch)
+        self._former.clear()
 
 
 def _no_progress(message: str) -> OutriderError:

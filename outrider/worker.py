@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import os
+import secrets
 from collections.abc import Awaitable, Callable
 from enum import Enum
 from typing import Generic, TypeVar
@@ -64,6 +65,7 @@ class WorkerHost(Generic[Command, Result]):
         self.thread: EngineThread[Command, Result] = EngineThread(f"{service_name} engine", build, deliver, self._died)
         self.state = State.LOADING
         self.loaded = False
+        self.instance_id = secrets.token_hex(8)
         self._config = config
         self._fail_pending, self._drained = fail_pending, drained
         self._dead = asyncio.Event()

@@ -87,6 +87,7 @@ class TargetService(target_pb2_grpc.TargetServiceServicer):
             load=self.load(),
             max_lookahead=self._config.max_lookahead,
             token_budget=self._config.token_budget,
+            instance_id=self.host.instance_id,
         )
 
     async def _verify(self, request: target_pb2.VerifyRequest) -> target_pb2.VerifyResponse:

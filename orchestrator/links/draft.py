@@ -9,9 +9,8 @@ from collections import defaultdict
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 
-from orchestrator.breaker import Breaker
-from orchestrator.handshake import check_pair, fingerprints_differ
-from orchestrator.links.base import HASHES_TIMEOUT, INFO_TIMEOUT, Link
+from orchestrator.hedging import Waits
+from orchestrator.links.base import INFO_TIMEOUT, Info, Link
 from orchestrator.lookahead import DraftHistory
 from orchestrator.prefix import TokenBuffer
 from outrider.lm.tokenizer import Vocabulary
@@ -60,7 +59,7 @@ class DraftLink(Link):
 
     Attributes:
         proposers: what the worker offers.
-        breaker: opens when its blocks are late or broken too often in a row.
+        waits: of rounds for its blocks; kept where late ones are hedged.
         history: what its sessions learned together, by proposer and acceptance rule.
 
     Args:
@@ -72,14 +71,13 @@ class DraftLink(Link):
     kind = "draft"
 
     def __init__(self, address: str, vocabulary: Vocabulary, changed: Callable[[], None], discarded: Discarded) -> None:
-        super().__init__(address, changed)
-        self._vocabulary = vocabulary
+        super().__init__(address, vocabulary, changed)
         self._stub = draft_pb2_grpc.DraftServiceStub(self.channel)
         self._discarded = discarded
         self._queue: _Commands = asyncio.Queue(MAX_QUEUED_COMMANDS)
         self._told: dict[str, _Session] = {}
         self.proposers: tuple[Proposer.ValueType, ...] = ()
-        self.breaker = Breaker()
+        self.waits = Waits()
         self.history: dict[tuple[Proposer.ValueType, Acceptance.ValueType], DraftHistory] = defaultdict(DraftHistory)
 
     def request(self, command: DraftCommand, tokens: TokenBuffer) -> "asyncio.Future[DraftEvent]":
@@ -141,16 +139,14 @@ class DraftLink(Link):
                 self._discard(event, "missed")
 
     async def _serve_connection(self) -> None:
-        await self._check_pair()
         queue = self._queue = asyncio.Queue(MAX_QUEUED_COMMANDS)
         call = self._stub.Draft(self._requests(queue))
         try:
             async with asyncio.timeout(INFO_TIMEOUT):
                 await call.wait_for_connection()
-            # Whatever the worker did before, it has begun anew.
-            self.breaker = Breaker()
             self._up()
             async for response in call:
+                self.heard(response.load)
                 for event in response.events:
                     self._dispatch(event)
         finally:
@@ -199,14 +195,19 @@ class DraftLink(Link):
                 error = OutriderError(types_pb2.ERROR_REASON_NO_WORKER, f"draft {self.address} is gone")
                 session.answer.set_exception(error)
 
-    async def _check_pair(self) -> None:
-        info = await self._stub.GetInfo(draft_pb2.DraftServiceGetInfoRequest(), timeout=INFO_TIMEOUT)
-        if fingerprints_differ(info.model, self._vocabulary):
-            hashes = draft_pb2.DraftServiceGetInfoRequest(include_token_hashes=True)
-            info = await self._stub.GetInfo(hashes, timeout=HASHES_TIMEOUT)
-        check_pair(f"draft {self.address}", info.model, self._vocabulary)
-        self._serves(info.model, info.max_lookahead)
-        self.proposers = tuple(info.proposers)
+    async def _get_info(
+        self, seconds: float, *, include_token_hashes: bool = False
+    ) -> draft_pb2.DraftServiceGetInfoResponse:
+        request = draft_pb2.DraftServiceGetInfoRequest(include_token_hashes=include_token_hashes)
+        return await self._stub.GetInfo(request, timeout=seconds)
+
+    async def _tend(self) -> None:
+        """Nothing: sessions try it. A late block costs them little, and only they know whether it is right."""
+
+    def _serves(self, info: Info) -> None:
+        super()._serves(info)
+        if isinstance(info, draft_pb2.DraftServiceGetInfoResponse):
+            self.proposers = tuple(info.proposers)
 
 
 def _end(queue: _Commands) -> None:

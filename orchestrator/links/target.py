@@ -1,22 +1,37 @@
 """The link to one target worker: batched Verify, health watched, pair checked."""
 
+import asyncio
 import logging
 from collections.abc import Callable, Sequence
+from uuid import uuid4
 
 import grpc
+import numpy as np
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from orchestrator.batcher import Batcher
 from orchestrator.costs import TargetCosts
-from orchestrator.handshake import check_pair, fingerprints_differ
-from orchestrator.links.base import HASHES_TIMEOUT, INFO_TIMEOUT, Link, as_error, describe
+from orchestrator.links.base import Link, WorkerSilent, as_error, describe
+from outrider.law.params import LawParams, to_law_spec
 from outrider.lm.tokenizer import Vocabulary
-from outrider.v1 import target_pb2, target_pb2_grpc
+from outrider.net.arrays import to_bytes
+from outrider.net.errors import OutriderError, from_status
+from outrider.v1 import target_pb2, target_pb2_grpc, types_pb2
 from outrider.v1.target_pb2 import SessionRef, VerifyItem, VerifyResponse, VerifyResult
 
 log = logging.getLogger(__name__)
 
 RELEASE_TIMEOUT = 5.0
+# Sessions of one Release.
+MAX_OWED = 1_024
+# What a single trial of a worker whose breaker is open may take.
+TRIAL_TIMEOUT = 10.0
+# What counts against a worker; a full or draining one is not ill.
+_FAULTS = {
+    types_pb2.ERROR_REASON_NO_WORKER,
+    types_pb2.ERROR_REASON_ENGINE_FAILED,
+    types_pb2.ERROR_REASON_NO_PROGRESS,
+}
 
 
 class TargetLink(Link):
@@ -36,50 +51,102 @@ class TargetLink(Link):
     def __init__(
         self, address: str, vocabulary: Vocabulary, verify_timeout: float, changed: Callable[[], None]
     ) -> None:
-        super().__init__(address, changed)
-        self._vocabulary = vocabulary
+        super().__init__(address, vocabulary, changed)
         self._verify_timeout = verify_timeout
         self._stub = target_pb2_grpc.TargetServiceStub(self.channel)
         self._health = health_pb2_grpc.HealthStub(self.channel)
         self.costs = TargetCosts()
         self._batcher = Batcher(self._send, hold=self.costs.hold)
+        self._releases: set[asyncio.Task[None]] = set()
+        self._verifying: dict[str, asyncio.Future[None]] = {}
+        # Sessions that left and could not be released, with their epochs.
+        self._owed: dict[str, int] = {}
 
     async def verify(self, item: VerifyItem) -> VerifyResult:
-        """Scores one block, batched with those of other sessions. Raises OutriderError when the call failed."""
-        return await self._batcher.verify(item)
+        """Scores one block, batched with those of other sessions. Raises OutriderError when the call failed.
+
+        A session may have two owners here for a moment, of which one does not know yet that it is none any more. Their
+        items do not share a call: the target takes one of a session.
+        """
+        while (other := self._verifying.get(item.session_id)) is not None:
+            await asyncio.wait({other})
+        if self._owed:
+            self._owed.pop(item.session_id, None)
+        answered = self._verifying[item.session_id] = asyncio.get_running_loop().create_future()
+        try:
+            return await self._batcher.verify(item)
+        finally:
+            del self._verifying[item.session_id]
+            answered.set_result(None)
 
     def away(self, session_id: str) -> None:
         """The session's next block will take its time."""
         self._batcher.away(session_id)
 
+    def left_by(self, session_id: str, epoch: int) -> None:
+        """A session has gone to another worker: it is released here in the background."""
+        release = asyncio.create_task(self.release(session_id, epoch))
+        self._releases.add(release)
+        release.add_done_callback(self._releases.discard)
+
     async def release(self, session_id: str, epoch: int) -> None:
-        """Frees a session. What this does not reach is freed by the worker's time-to-live, or is gone already.
+        """Frees a session. A worker that this does not reach is told when it answers again, and frees it by its
+        time-to-live if it never does.
 
         A Release that overtook a Verify of its session would leave the session to its time-to-live: calls of one
         connection are not handled in the order in which they were sent.
         """
         self._batcher.away(session_id)
         await self._batcher.answered(session_id, RELEASE_TIMEOUT)
-        request = target_pb2.ReleaseRequest(sessions=[SessionRef(session_id=session_id, epoch=epoch)])
-        try:
-            await self._stub.Release(request, timeout=RELEASE_TIMEOUT)
-        except grpc.aio.AioRpcError as error:
-            # Whether the worker is usable is what its health says: it would not be asked again after a lost Release.
-            log.info("target %s: session %s was not released: %s", self.address, session_id, describe(error))
+        await self._release({session_id: epoch})
 
     async def close(self) -> None:
         """Ends the connection and every call on it."""
+        releases = list(self._releases)
+        for release in releases:
+            release.cancel()
+        await asyncio.gather(*releases, return_exceptions=True)
         await self._batcher.close()
         await super().close()
 
+    async def _release(self, sessions: dict[str, int]) -> None:
+        refs = [SessionRef(session_id=name, epoch=epoch) for name, epoch in sessions.items()]
+        try:
+            await self._stub.Release(target_pb2.ReleaseRequest(sessions=refs), timeout=RELEASE_TIMEOUT)
+        except grpc.aio.AioRpcError as error:
+            # Whether the worker is usable is what its health says: it would not be asked again after a lost Release.
+            log.info("target %s: %d sessions were not released: %s", self.address, len(refs), describe(error))
+            if len(self._owed) + len(sessions) <= MAX_OWED:
+                self._owed.update(sessions)
+        except grpc.aio.UsageError:
+            log.info("target %s: %d sessions were not released: the link is closed", self.address, len(refs))
+
     async def _send(self, items: Sequence[VerifyItem]) -> VerifyResponse:
         try:
-            return await self._stub.Verify(target_pb2.VerifyRequest(items=items), timeout=self._verify_timeout)
+            response = await self._stub.Verify(target_pb2.VerifyRequest(items=items), timeout=self._verify_timeout)
         except grpc.aio.AioRpcError as error:
-            raise as_error(error) from error
+            failure = as_error(error)
+            if failure.reason in _FAULTS:
+                self.breaker.failure()
+            raise failure from error
+        self.heard(response.load)
+        self._judge(response)
+        return response
+
+    def _judge(self, response: VerifyResponse) -> None:
+        """Tells the breaker of a call: that all its items failed is one failure."""
+        if any(not result.status.code for result in response.results):
+            self.breaker.success()
+        elif any(from_status(result.status).reason in _FAULTS for result in response.results):
+            self.breaker.failure()
+
+    async def _get_info(
+        self, seconds: float, *, include_token_hashes: bool = False
+    ) -> target_pb2.TargetServiceGetInfoResponse:
+        request = target_pb2.TargetServiceGetInfoRequest(include_token_hashes=include_token_hashes)
+        return await self._stub.GetInfo(request, timeout=seconds)
 
     async def _serve_connection(self) -> None:
-        await self._check_pair()
         request = health_pb2.HealthCheckRequest()
         async for update in self._health.Watch(request):
             serving = update.status == health_pb2.HealthCheckResponse.SERVING
@@ -88,10 +155,36 @@ class TargetLink(Link):
             elif not serving:
                 self._down("the worker says NOT_SERVING: it is loading, draining or stuck")
 
-    async def _check_pair(self) -> None:
-        info = await self._stub.GetInfo(target_pb2.TargetServiceGetInfoRequest(), timeout=INFO_TIMEOUT)
-        if fingerprints_differ(info.model, self._vocabulary):
-            hashes = target_pb2.TargetServiceGetInfoRequest(include_token_hashes=True)
-            info = await self._stub.GetInfo(hashes, timeout=HASHES_TIMEOUT)
-        check_pair(f"target {self.address}", info.model, self._vocabulary)
-        self._serves(info.model, info.max_lookahead)
+    async def _probe(self) -> None:
+        try:
+            await super()._probe()
+        except WorkerSilent:
+            # Nobody else ends these calls before their deadline.
+            self._batcher.abandon()
+            raise
+
+    async def _tend(self) -> None:
+        if self._owed:
+            owed, self._owed = self._owed, {}
+            await self._release(owed)
+        if not self.breaker.closed and self.breaker.allows():
+            await self._try()
+
+    async def _try(self) -> None:
+        """A pass over one token, so that no session has to try a worker whose breaker is open."""
+        item = VerifyItem(
+            session_id=f"trial-{uuid4().hex}",
+            epoch=1,
+            base_length=1,
+            prefix_tokens=to_bytes(np.zeros(1, np.int32)),
+            row_format=target_pb2.ROW_FORMAT_SAMPLE,
+            law=to_law_spec(LawParams(temperature=0.0), 0),
+        )
+        try:
+            async with asyncio.timeout(TRIAL_TIMEOUT):
+                await self._send([item])
+        except (OutriderError, TimeoutError) as error:
+            log.info("target %s: a trial failed: %s", self.address, error or "it took too long")
+            self.breaker.failure()
+        else:
+            await self.release(item.session_id, item.epoch)

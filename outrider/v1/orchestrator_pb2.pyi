@@ -1029,18 +1029,25 @@ class WorkerStatus(_message.Message):
     MODEL_FIELD_NUMBER: _builtins.int
     MAX_LOOKAHEAD_FIELD_NUMBER: _builtins.int
     SHORTFALLS_FIELD_NUMBER: _builtins.int
+    INSTANCE_ID_FIELD_NUMBER: _builtins.int
+    SESSIONS_FIELD_NUMBER: _builtins.int
+    LOAD_FIELD_NUMBER: _builtins.int
     kind: _builtins.str
     """"target" or "draft"."""
     address: _builtins.str
-    """Address, host:port."""
+    """Address, host:port; dns:NAME:PORT stands for a name whose last lookup failed."""
     usable: _builtins.bool
-    """Whether it is in use."""
+    """Whether it is in use. A worker whose calls keep failing is not, but for single trials."""
     reason: _builtins.str
     """Why it is not in use, for people; empty when it is."""
     model_id: _builtins.str
     """Model id; empty while unknown."""
     max_lookahead: _builtins.int
     """Longest block that it makes or scores; 0 while unknown."""
+    instance_id: _builtins.str
+    """As the worker names itself; empty while unknown."""
+    sessions: _builtins.int
+    """Sessions of this orchestrator that are bound to it."""
     @_builtins.property
     def model(self) -> _types_pb2.ModelInfo:
         """What it serves, without token_hashes; unset while unknown."""
@@ -1050,6 +1057,10 @@ class WorkerStatus(_message.Message):
         """Where it falls short of what the orchestrator or the other workers are set up for, for people; it is in use all the
         same, at the cost of speed or length.
         """
+
+    @_builtins.property
+    def load(self) -> _types_pb2.WorkerLoad:
+        """What the worker last said of itself, about all its orchestrators; unset while unknown."""
 
     def __init__(
         self,
@@ -1062,10 +1073,13 @@ class WorkerStatus(_message.Message):
         model: _types_pb2.ModelInfo | None = ...,
         max_lookahead: _builtins.int = ...,
         shortfalls: _abc.Iterable[_builtins.str] | None = ...,
+        instance_id: _builtins.str = ...,
+        sessions: _builtins.int = ...,
+        load: _types_pb2.WorkerLoad | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["model", b"model"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["load", b"load", "model", b"model"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "kind", b"kind", "max_lookahead", b"max_lookahead", "model", b"model", "model_id", b"model_id", "reason", b"reason", "shortfalls", b"shortfalls", "usable", b"usable"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "instance_id", b"instance_id", "kind", b"kind", "load", b"load", "max_lookahead", b"max_lookahead", "model", b"model", "model_id", b"model_id", "reason", b"reason", "sessions", b"sessions", "shortfalls", b"shortfalls", "usable", b"usable"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

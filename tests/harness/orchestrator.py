@@ -11,6 +11,7 @@ import torch
 
 from orchestrator.config import OrchestratorConfig
 from orchestrator.core import Orchestrator
+from orchestrator.discovery import Resolve, resolve
 from orchestrator.metrics import Metrics
 from orchestrator.service import SERVICE_NAME, OrchestratorServicer
 from orchestrator.store import SessionStore, open_store
@@ -111,12 +112,14 @@ async def start_orchestrator(
     store: SessionStore | None = None,
     metrics: Metrics | None = None,
     expect: tuple[int, int] | None = None,
+    resolve: Resolve = resolve,
     **settings: object,
 ) -> AsyncIterator[RunningOrchestrator]:
     """Starts an orchestrator on a free port and waits until its workers are linked.
 
     Args:
         expect: (targets, drafts) to wait for; all of them by default.
+        resolve: looks up names of workers.
         settings: fields of OrchestratorConfig; lookahead is 4 unless told otherwise, so that rounds can be counted.
     """
     torch.set_num_threads(1)
@@ -124,7 +127,7 @@ async def start_orchestrator(
         targets=",".join(targets), drafts=",".join(drafts), tokenizer=tokenizer, port=0, **{"lookahead": 4, **settings}
     )
     store = store or open_store("memory://", config.session_ttl)
-    core = Orchestrator(config, load_tokenizer(tokenizer), store, metrics or Metrics())
+    core = Orchestrator(config, load_tokenizer(tokenizer), store, metrics or Metrics(), resolve)
     servicer = OrchestratorServicer(core)
     server = Server(SERVICE_NAME, max_receive_bytes=MAX_REQUEST_BYTES)
     orchestrator_pb2_grpc.add_OrchestratorServiceServicer_to_server(servicer, server.grpc)
