@@ -10,13 +10,11 @@ from outrider.law.noise import Purpose
 from outrider.law.params import LawParams, ParamError, check, from_law_spec
 from outrider.law.sparse import Int32Array
 from outrider.net.arrays import ArrayError, tokens_in_vocab
+from outrider.net.bounds import DEFAULT_LAW_TOP, MAX_LAW_TOP, MAX_SESSION_ID
 from outrider.net.errors import invalid_field
 from outrider.v1 import draft_pb2
 from outrider.v1.draft_pb2 import Proposer
 
-MAX_SESSION_ID = 128
-MAX_LAW_TOP = 65_536
-DEFAULT_LAW_TOP = 32
 MAX_PREDICTION = 65_536
 
 _NOTHING = np.empty(0, np.int32)

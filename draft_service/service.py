@@ -18,6 +18,7 @@ from outrider.lm.engine import Engine, EngineInfo
 from outrider.lm.grammars import SessionGrammars
 from outrider.lm.model_info import model_info
 from outrider.lm.warm_up import warm_up
+from outrider.net.bounds import MAX_COMMANDS
 from outrider.net.errors import OutriderError, abort, invalid_field, queue_full, reason_name
 from outrider.observe.metrics import DraftMetrics
 from outrider.v1 import draft_pb2, draft_pb2_grpc, types_pb2
@@ -27,8 +28,6 @@ from outrider.worker import WorkerHost, loading_error
 log = logging.getLogger(__name__)
 
 SERVICE_NAME = draft_pb2.DESCRIPTOR.services_by_name["DraftService"].full_name
-MAX_COMMANDS = 1024
-
 
 Context = grpc.aio.ServicerContext[Any, Any]
 

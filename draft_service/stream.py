@@ -3,13 +3,14 @@
 import asyncio
 from collections import deque
 
+from outrider.net.bounds import MAX_COMMANDS
 from outrider.net.errors import OutriderError
 from outrider.v1 import draft_pb2
 
 # Events that wait for a reader; beyond these no command is read, so that the peer's flow control holds it back.
 MAX_WAITING_EVENTS = 4096
-# Events of one message.
-_MAX_EVENTS = 1024
+# Of one message, far below what an orchestrator takes.
+_MESSAGE_BYTES = 1024 * 1024
 
 
 class Stream:
@@ -75,7 +76,11 @@ class Stream:
                 return []
             self._changed.clear()
             await self._changed.wait()
-        events = [self._events.popleft() for _ in range(min(len(self._events), _MAX_EVENTS))]
+        events: list[draft_pb2.DraftEvent] = []
+        size = 0
+        while self._events and len(events) < MAX_COMMANDS and size < _MESSAGE_BYTES:
+            events.append(self._events.popleft())
+            size += events[-1].ByteSize()
         if len(self._events) < MAX_WAITING_EVENTS:
             self._room.set()
         return events

@@ -15,8 +15,10 @@ from orchestrator.store import SessionStore, open_store
 from orchestrator.store.base import StoreError
 from outrider.config import ConfigError
 from outrider.lm.tokenizer import load_tokenizer
+from outrider.net.address import is_loopback
 from outrider.net.channel import MAX_REQUEST_BYTES
 from outrider.net.server import Server, run_until_signal
+from outrider.net.tokens import KeysError, RequireToken
 from outrider.process import STARTUP_ERRORS, announce, run_process, started
 from outrider.v1 import orchestrator_pb2_grpc
 
@@ -34,10 +36,10 @@ async def serve(config: OrchestratorConfig) -> int:
     store = _open(config)
     await store.ping()
     orchestrator = Orchestrator(config, load_tokenizer(config.tokenizer), store, Metrics())
-    server = Server(SERVICE_NAME, max_receive_bytes=MAX_REQUEST_BYTES)
+    server = Server(SERVICE_NAME, max_receive_bytes=MAX_REQUEST_BYTES, interceptors=_authentication(config))
     servicer = OrchestratorServicer(orchestrator)
     orchestrator_pb2_grpc.add_OrchestratorServiceServicer_to_server(servicer, server.grpc)
-    announce(config.host, await server.start(config.host, config.port))
+    announce(config.host, await server.start(config.host, config.port, config.tls))
     orchestrator.start()
     started()
     readiness = asyncio.create_task(keep_readiness(server, orchestrator))
@@ -67,6 +69,16 @@ async def _answers(store: SessionStore) -> bool:
         log.warning("not ready: %s", error)
         return False
     return True
+
+
+def _authentication(config: OrchestratorConfig) -> list[RequireToken]:
+    try:
+        keys = config.accepted_keys()
+    except KeysError as error:
+        raise ConfigError(f"--keys-file, --keys: {error}") from error
+    if keys is not None and not config.tls and not is_loopback(config.host):
+        log.warning("tokens travel to %s in plain text: set --tls-cert, or end TLS before it", config.host)
+    return [] if keys is None else [RequireToken(keys)]
 
 
 def _open(config: OrchestratorConfig) -> SessionStore:

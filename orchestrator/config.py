@@ -1,10 +1,12 @@
 """Settings of the orchestrator."""
 
-from pydantic import Field, field_validator
+from pydantic import Field, SecretStr, field_validator
 from pydantic_settings import SettingsConfigDict
 
 from orchestrator.discovery import parse_sources
 from outrider.config import ServiceConfig
+from outrider.net.tls import ClientTls, TlsError
+from outrider.net.tokens import Keys
 
 # The wire's limit on a block.
 MAX_LOOKAHEAD = 64
@@ -23,7 +25,10 @@ class OrchestratorConfig(ServiceConfig):
     )
     tokenizer: str = Field(min_length=1, description="MODEL whose tokenizer the targets use")
     store: str = Field(
-        "memory://", min_length=1, description="session store: memory://, redis://HOST:PORT/DB, ... (reliability.md)"
+        "memory://",
+        min_length=1,
+        repr=False,
+        description="session store: memory://, redis://HOST:PORT/DB, ... (reliability.md)",
     )
     store_password_file: str = Field("", description="file with the store's password, read at every new connection")
     store_timeout: float = Field(15.0, gt=0, description="seconds that a write to the store may take, repeats included")
@@ -42,6 +47,13 @@ class OrchestratorConfig(ServiceConfig):
     verify_timeout: float = Field(120.0, gt=0, description="seconds that one Verify call may take")
     failover_timeout: float = Field(30.0, gt=0, description="seconds that a round looks for a target that answers")
     session_ttl: float = Field(3_600.0, gt=0, description="seconds that the store keeps an untouched session")
+    worker_tls_ca: str = Field("", description="PEM file with the CA of the workers; none: plain text to them")
+    worker_tls_cert: str = Field("", description="PEM file with the certificate that is shown to workers")
+    worker_tls_key: str = Field("", description="PEM file with its key")
+    target_tls_name: str = Field("", description="name in the targets' certificates; none: the host of the address")
+    draft_tls_name: str = Field("", description="name in the drafts' certificates; none: the host of the address")
+    keys_file: str = Field("", description="file of NAME:SHA256 lines; with keys, calls need a token")
+    keys: SecretStr = Field(SecretStr(""), description="such lines themselves, instead of a file or beside it")
     max_sessions: int = Field(1_024, ge=1, description="generations that run at once; more are refused")
 
     @field_validator("lookahead", mode="before")
@@ -56,6 +68,20 @@ class OrchestratorConfig(ServiceConfig):
     def fixed_lookahead(self) -> int | None:
         """Block length of requests that do not choose one; None where every round's is chosen by measured goodput."""
         return None if self.lookahead == AUTO else int(self.lookahead)
+
+    def worker_tls(self, server_name: str) -> ClientTls | None:
+        """How workers of that name are checked; None for plain text. Raises TlsError."""
+        if self.worker_tls_ca:
+            pair = self.worker_tls_cert, self.worker_tls_key
+            return ClientTls(self.worker_tls_ca, *pair, server_name, flags="--worker-tls")
+        if self.worker_tls_cert or self.worker_tls_key or server_name:
+            raise TlsError("--worker-tls-ca is required with what else is said about TLS to workers")
+        return None
+
+    def accepted_keys(self) -> Keys | None:
+        """Whose tokens are accepted; None where none is asked for. Raises KeysError."""
+        given = self.keys.get_secret_value()
+        return Keys(given, self.keys_file) if given or self.keys_file else None
 
     @field_validator("targets", "drafts")
     @classmethod

@@ -22,7 +22,7 @@ from orchestrator.metrics import Metrics
 from orchestrator.pool import DraftPool, TargetPool
 from orchestrator.records import FIRST_EPOCH, name_at_targets, new_record, repeats, request_of
 from orchestrator.replay import Replay, replay
-from orchestrator.request import GenerationPlan, ServingLimits, check_session_id
+from orchestrator.request import GenerationPlan, ServingLimits
 from orchestrator.round import Services
 from orchestrator.session import Session
 from orchestrator.shortfalls import Shortfalls
@@ -69,6 +69,8 @@ class Orchestrator:
         self.services = Services(Judge(), store, metrics)
         self._audits = Turn(audit_each, lambda claim: len(claim.law.token_ids), ENTRIES_PER_CALL)
         self.sessions = 0
+        self._target_tls = config.worker_tls(config.target_tls_name)
+        self._draft_tls = config.worker_tls(config.draft_tls_name)
         self._tokenizer = tokenizer
         self._spelling = Spelling(tokenizer)
         self._vocabulary = vocabulary_of(tokenizer)
@@ -85,10 +87,10 @@ class Orchestrator:
         discarded = self.services.metrics.discarded
 
         def target(address: str) -> TargetLink:
-            return TargetLink(address, vocabulary, config.verify_timeout, changed)
+            return TargetLink(address, vocabulary, config.verify_timeout, changed, self._target_tls)
 
         def draft(address: str) -> DraftLink:
-            return DraftLink(address, vocabulary, changed, discarded)
+            return DraftLink(address, vocabulary, changed, discarded, self._draft_tls)
 
         self.targets.follow(parse_sources(config.targets), target, self._resolve)
         self.drafts.follow(parse_sources(config.drafts), draft, self._resolve)
@@ -137,7 +139,7 @@ class Orchestrator:
 
         Raises OutriderError: SESSION_NOT_FOUND, INVALID_FIELD, NO_WORKER, STORE_UNAVAILABLE.
         """
-        record = await self.store.load(check_session_id(session_id))
+        record = await self.store.load(session_id)
         if record is None:
             raise fence.gone(session_id)
         generated = len(record.tokens) - record.prompt_length

@@ -24,6 +24,7 @@ from outrider.law.params import to_law_spec
 from outrider.law.sparse import Int32Array, SparseLaw
 from outrider.lm.grammars import SessionGrammar
 from outrider.net.arrays import ArrayError, int32s, law_from_message, to_bytes
+from outrider.net.bounds import DEFAULT_LAW_TOP, MAX_LOOKAHEAD
 from outrider.net.errors import OutriderError, from_status
 from outrider.v1 import draft_pb2, orchestrator_pb2, types_pb2
 from outrider.v1.draft_pb2 import DraftCommand, DraftEvent
@@ -337,11 +338,12 @@ class Drafting:
         vocab_size, by_token = self._link.model.vocab_size, self._plan.judged_by_token
         try:
             tokens = int32s(block.tokens, "block.tokens")
-            law = _NO_LAW if by_token else law_from_message(block.law)
+            if len(tokens) > (MAX_LOOKAHEAD if pushed else self._asked):
+                return self._invalid("wrong_length")
+            top = self._plan.law_top or DEFAULT_LAW_TOP
+            law = _NO_LAW if by_token else law_from_message(block.law, len(tokens), top)
         except ArrayError:
             return self._invalid("malformed")
-        if (len(tokens) > self._asked and not pushed) or not (by_token or len(law.sizes) == len(tokens)):
-            return self._invalid("wrong_length")
         if ((tokens < 0) | (tokens >= vocab_size)).any():
             return self._invalid("token_outside_vocabulary")
         claim = Claim(tokens, law, RoundNoise(self._plan.seed, event.base_length), vocab_size)
@@ -353,7 +355,7 @@ class Drafting:
         self._link.breaker.success()
         if not len(tokens):
             return no_block(orchestrator_pb2.PLAIN_REASON_NO_PROPOSAL)
-        stats.drafted_ahead = block.timing.ahead_tokens
+        stats.drafted_ahead = min(block.timing.ahead_tokens, len(tokens))
         return Proposal(tokens, law).head(min(len(tokens), self._asked))
 
     def _allowed(self, tokens: Int32Array) -> bool:

@@ -6,6 +6,7 @@ from typing import Any, TypeVar
 
 from orchestrator.choices import number_of_choices
 from orchestrator.core import Orchestrator
+from orchestrator.names import new_id, owned
 from orchestrator.replay import Replay
 from orchestrator.request import GenerationPlan
 from orchestrator.responses import finished_by_cancel, in_parts, replay_response, round_response, started
@@ -15,6 +16,7 @@ from orchestrator.session import Session
 from orchestrator.store import fence
 from orchestrator.store.base import SessionExists
 from outrider.net.errors import OutriderError
+from outrider.net.tokens import tenant
 from outrider.v1 import types_pb2
 from outrider.v1.orchestrator_pb2 import GenerateRequest, GenerateResponse
 
@@ -47,18 +49,22 @@ class GenerationCall:
 
         Raises the OutriderError of the first choice that failed, or SESSION_CANCELLED when all were cancelled.
         """
+        request.session_id = owned(request.session_id or new_id(), tenant())
         try:
             await self._generate(request)
         except SessionExists:
             if not await self._orchestrator.repeats(request):
                 raise
-            await self.resume(request.session_id, 0)
+            await self._resume(request.session_id, 0)
 
     async def resume(self, session_id: str, offset: int) -> None:
         """Streams what was generated after the caller's first `offset` tokens, then the rest of the generation.
 
         Raises OutriderError, as `Orchestrator.take_over` and rounds do.
         """
+        await self._resume(owned(session_id, tenant()), offset)
+
+    async def _resume(self, session_id: str, offset: int) -> None:
         self._choices, self._held = 1, offset
         with self._orchestrator.admitted(1):
             left = await self._orchestrator.take_over(session_id, offset)

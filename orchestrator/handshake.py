@@ -4,6 +4,8 @@ from outrider.law.params import LAW_VERSION
 from outrider.lm.tokenizer import Vocabulary, first_difference
 from outrider.v1 import types_pb2
 
+_LONGEST_NAME = 1_024
+
 
 class PairRefused(Exception):
     """The worker does not fit; the message names the first difference."""
@@ -14,6 +16,9 @@ def check_pair(worker: str, info: types_pb2.ModelInfo, vocabulary: Vocabulary) -
 
     `info.token_hashes` must be filled when the fingerprints differ, to name the first differing id.
     """
+    for name in (info.model_id, info.dtype):
+        if len(name) > _LONGEST_NAME or not name.isprintable():
+            raise PairRefused(f"{worker} calls its model or dtype what is no name: {name[:_LONGEST_NAME]!r}")
     if info.law_version != LAW_VERSION:
         raise PairRefused(f"{worker} ({info.model_id}) has law version {info.law_version}, ours is {LAW_VERSION}")
     if fingerprints_differ(info, vocabulary):

@@ -1,10 +1,8 @@
 """A GenerateRequest, validated wholly before any model call."""
 
-import re
 import secrets
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from string import ascii_letters, digits
 from typing import NamedTuple
 
 import numpy as np
@@ -17,6 +15,7 @@ from outrider.law.logprobs import MAX_LOGPROBS
 from outrider.law.params import GREEDY_TEMPERATURE, LawParams, ParamError, check, from_sampling
 from outrider.law.sparse import Int32Array
 from outrider.lm.grammars import SessionGrammars
+from outrider.net.bounds import MAX_LAW_TOP
 from outrider.net.errors import OutriderError, invalid_field
 from outrider.v1 import draft_pb2, orchestrator_pb2, target_pb2
 from outrider.v1.draft_pb2 import Proposer
@@ -27,12 +26,8 @@ DEFAULT_MAX_TOKENS = 256
 MAX_STOP_STRINGS = 16
 MAX_STOP_STRING_BYTES = 1024
 MAX_STOP_TOKEN_IDS = 16
-MAX_LAW_TOP = 65_536
 MAX_PREDICTION_BYTES = 256 * 1024
 MAX_PREDICTION_TOKENS = 65_536
-# 71 bits: short on the wire, where the id travels four times a round, beyond guessing, never the same twice.
-_ID_LENGTH, _ID_LETTERS = 12, ascii_letters + digits
-_SESSION_ID = re.compile(r"[A-Za-z0-9._-]{1,128}")
 
 
 @dataclass(frozen=True)
@@ -59,7 +54,7 @@ class GenerationPlan:
     """Everything that a generation needs to know; nothing in it is unset or out of range.
 
     Attributes:
-        session_id: the client's, or a random one.
+        session_id: its name, see `names`.
         prompt: [n] int32, 1 <= n < context length.
         law: with prompt_length, stop_token_ids and min_tokens filled in.
         seed: in [0, 2^64); random when the client gave none.
@@ -119,13 +114,12 @@ def plan_request(
     limits: ServingLimits,
     grammars: SessionGrammars | None = None,
 ) -> GenerationPlan:
-    """Validates a request and fills in every default.
+    """Validates a request, whose session has its name already, and fills in every other default.
 
     `grammars` compiles the request's grammar and keeps it for the session; without them one is made for this request.
     Raises OutriderError(INVALID_FIELD) naming field and limit. What is cheap to check comes before the prompt is
     tokenised; tokenising megabytes of text takes seconds: call this off the event loop when the prompt is long.
     """
-    session_id = _session_id(request.session_id)
     law = _law(request, tokenizer, limits)
     speculation = _speculation(request, law, limits)
     logprobs = _logprobs(request)
@@ -139,7 +133,7 @@ def plan_request(
         raise _too_long(str(request.WhichOneof("input")), len(prompt), limits)
     max_tokens = _max_tokens(request.stop, limits.context_length - len(prompt))
     return GenerationPlan(
-        session_id=session_id,
+        session_id=request.session_id,
         prompt=prompt,
         law=replace(law, prompt_length=len(prompt)),
         seed=request.seed if request.HasField("seed") else secrets.randbits(64),
@@ -155,19 +149,6 @@ def plan_request(
         resumable=request.resumable,
         **speculation._asdict(),
     )
-
-
-def check_session_id(session_id: str) -> str:
-    """The id itself. Raises OutriderError(INVALID_FIELD) when it cannot be one."""
-    if not _SESSION_ID.fullmatch(session_id):
-        raise invalid_field(f"session_id is {session_id[:32]!r}, must be 1 to 128 characters of [A-Za-z0-9._-]")
-    return session_id
-
-
-def _session_id(wanted: str) -> str:
-    if not wanted:
-        return "".join(secrets.choice(_ID_LETTERS) for _ in range(_ID_LENGTH))
-    return check_session_id(wanted)
 
 
 def _law(

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 
+from orchestrator.names import told
 from orchestrator.replay import Replay
 from orchestrator.request import GenerationPlan
 from orchestrator.session import Session
@@ -15,7 +16,7 @@ def started(plan: GenerationPlan, committed: int = 0) -> GenerateResponse:
     """The first message; `committed` generated tokens are there already."""
     return GenerateResponse(
         started=Started(
-            session_id=plan.session_id,
+            session_id=told(plan.session_id),
             prompt_tokens=len(plan.prompt),
             seed=plan.seed,
             acceptance=plan.acceptance,

@@ -10,12 +10,13 @@ from google.protobuf.timestamp_pb2 import Timestamp
 
 from orchestrator.core import Orchestrator
 from orchestrator.generation import GenerationCall
-from orchestrator.request import check_session_id
+from orchestrator.names import owned, told
 from orchestrator.running import Running, being_cancelled, interrupted
 from orchestrator.store.base import FINISHED
 from outrider import __version__
 from outrider.net.arrays import to_bytes
 from outrider.net.errors import OutriderError, abort
+from outrider.net.tokens import tenant
 from outrider.v1 import orchestrator_pb2, orchestrator_pb2_grpc, types_pb2
 from outrider.v1.orchestrator_pb2 import (
     CancelSessionRequest,
@@ -93,7 +94,7 @@ class OrchestratorServicer(orchestrator_pb2_grpc.OrchestratorServiceServicer):
     ) -> GetSessionResponse:
         """The committed state of a session."""
         try:
-            record = await self._orchestrator.store.load(check_session_id(request.session_id))
+            record = await self._orchestrator.store.load(owned(request.session_id, tenant()))
             if record is None:
                 raise _unknown(request.session_id)
         except OutriderError as error:
@@ -102,7 +103,7 @@ class OrchestratorServicer(orchestrator_pb2_grpc.OrchestratorServiceServicer):
         expire_time.FromMilliseconds(int(record.expires_at * 1000))
         finished = record.state == FINISHED
         return GetSessionResponse(
-            session_id=record.session_id,
+            session_id=told(record.session_id),
             epoch=record.epoch,
             prompt_tokens=record.prompt_length,
             generated_tokens=to_bytes(record.tokens[record.prompt_length :]),
@@ -116,12 +117,13 @@ class OrchestratorServicer(orchestrator_pb2_grpc.OrchestratorServiceServicer):
     ) -> CancelSessionResponse:
         """Ends a session, whichever replica runs it: its next commit is refused."""
         try:
-            if not await self._orchestrator.store.request_cancel(check_session_id(request.session_id)):
+            name = owned(request.session_id, tenant())
+            if not await self._orchestrator.store.request_cancel(name):
                 raise _unknown(request.session_id)
         except OutriderError as error:
             await abort(context, error)
         message = f"session {request.session_id} was cancelled"
-        self.running.stop(request.session_id, OutriderError(types_pb2.ERROR_REASON_SESSION_CANCELLED, message))
+        self.running.stop(name, OutriderError(types_pb2.ERROR_REASON_SESSION_CANCELLED, message))
         return CancelSessionResponse()
 
     async def GetInfo(

@@ -6,6 +6,8 @@ from typing import Literal, TypeVar
 from pydantic import Field, ValidationError
 from pydantic_settings import BaseSettings, CliApp, SettingsConfigDict, SettingsError
 
+from outrider.net.tls import TlsFiles
+
 
 class ConfigError(Exception):
     """A setting is missing or outside its range; the message is one line that names it."""
@@ -27,6 +29,14 @@ class ServiceConfig(BaseSettings):
     port: int = Field(0, ge=0, le=65_535, description="port to listen on; 0 chooses a free one")
     grace: float = Field(10.0, ge=0, le=3_600, description="seconds that running work may take after SIGTERM")
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="least severe record to log")
+    tls_cert: str = Field("", description="PEM file with the certificate to serve with; none: plain text")
+    tls_key: str = Field("", description="PEM file with its key")
+    tls_ca: str = Field("", description="PEM file with the CA of clients; those without a certificate are refused")
+
+    @property
+    def tls(self) -> TlsFiles:
+        """What the service serves with; false for plain text."""
+        return TlsFiles(self.tls_cert, self.tls_key, self.tls_ca)
 
 
 class WorkerConfig(ServiceConfig):

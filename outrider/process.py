@@ -10,12 +10,13 @@ from typing import Any, TypeVar
 from outrider.config import ConfigError, ServiceConfig, parse_config
 from outrider.lm.engine import ModelRefused
 from outrider.net.server import PortInUse
+from outrider.net.tls import TlsError
 from outrider.observe.logging import configure_logging
 
 Config = TypeVar("Config", bound=ServiceConfig)
 
 # What an operator can put right: told in one line, without a traceback.
-STARTUP_ERRORS = (ConfigError, ModelRefused, PortInUse)
+STARTUP_ERRORS = (ConfigError, ModelRefused, PortInUse, TlsError)
 
 
 def announce(host: str, port: int) -> None:

@@ -84,8 +84,8 @@ class WorkerHost(Generic[Command, Result]):
                 return OutriderError(types_pb2.ERROR_REASON_ENGINE_FAILED, f"the engine thread is {self.state.value}")
 
     async def start(self) -> int:
-        """Binds; returns the port. Health answers NOT_SERVING from here on. Raises PortInUse."""
-        return await self.server.start(self._config.host, self._config.port)
+        """Binds; returns the port. Health answers NOT_SERVING from here on. Raises PortInUse, TlsError."""
+        return await self.server.start(self._config.host, self._config.port, self._config.tls)
 
     async def load(self) -> None:
         """Loads the engine and turns SERVING. Raises ModelRefused, or whatever the load raised."""
@@ -114,7 +114,7 @@ class WorkerHost(Generic[Command, Result]):
     async def run(self, announce: Callable[[int], None]) -> int:
         """A process's life up to SIGTERM, SIGINT or the engine's death; returns the exit code.
 
-        Raises PortInUse, ModelRefused, or what else kept it from starting.
+        Raises PortInUse, TlsError, ModelRefused, or what else kept it from starting.
         """
         announce(await self.start())
         signalled = asyncio.create_task(until_signal())

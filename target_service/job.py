@@ -16,11 +16,9 @@ from outrider.law.sparse import Int32Array
 from outrider.lm.engine import EngineInfo
 from outrider.lm.passes import Work
 from outrider.net.arrays import ArrayError, int32s, tokens_in_vocab
+from outrider.net.bounds import MAX_LAW_TOP, MAX_SESSION_ID
 from outrider.net.errors import OutriderError, invalid_field
 from outrider.v1 import target_pb2, types_pb2
-
-MAX_SESSION_ID = 128
-MAX_LAW_ENTRIES = 65_536
 
 # What a verified block comes to: dense logits on the CPU, SupportRows, or the target's own tokens.
 Rows: TypeAlias = torch.Tensor | SupportRows | Int32Array
@@ -152,8 +150,8 @@ def _support(item: target_pb2.VerifyItem, lookahead: int, vocab_size: int) -> tu
     ids = _tokens(item.support_ids, "support_ids", vocab_size)
     if len(sizes) != lookahead:
         raise invalid_field(f"support_sizes holds {len(sizes)} sizes for {lookahead} draft tokens")
-    if len(sizes) and not 0 <= int(sizes.min()) <= int(sizes.max()) <= MAX_LAW_ENTRIES:
-        raise invalid_field(f"support_sizes holds a size outside [0, {MAX_LAW_ENTRIES}]")
+    if len(sizes) and not 0 <= int(sizes.min()) <= int(sizes.max()) <= MAX_LAW_TOP:
+        raise invalid_field(f"support_sizes holds a size outside [0, {MAX_LAW_TOP}]")
     if int(sizes.sum(dtype=np.int64)) != len(ids):
         raise invalid_field(f"support_sizes sums to {sizes.sum(dtype=np.int64)}, with {len(ids)} support_ids")
     rows = np.repeat(np.arange(lookahead, dtype=np.int64), sizes)

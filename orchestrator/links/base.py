@@ -13,8 +13,9 @@ from orchestrator.breaker import Breaker
 from orchestrator.handshake import PairRefused, check_pair, fingerprints_differ
 from orchestrator.placement import load_of
 from outrider.lm.tokenizer import Vocabulary
-from outrider.net.channel import connect
+from outrider.net.channel import MAX_MESSAGE_BYTES, connect
 from outrider.net.errors import OutriderError, from_rpc_error
+from outrider.net.tls import ClientTls, explained
 from outrider.v1 import draft_pb2, target_pb2, types_pb2
 
 log = logging.getLogger(__name__)
@@ -31,6 +32,10 @@ _MOST_SILENCES = 2
 _OWN_STALL = 0.3
 # How long the channel of a worker that left the list outlives the last session that was bound to it.
 RETIRED_SECONDS = 10.0
+# What calls may still take to end on a channel that another one replaces: closed at once, they would look cancelled.
+_OLD_CHANNEL_SECONDS = 60.0
+# A worker that broke the protocol is left alone for so long at most.
+LONGEST_PAUSE = 60.0
 
 Info = target_pb2.TargetServiceGetInfoResponse | draft_pb2.DraftServiceGetInfoResponse
 
@@ -41,6 +46,10 @@ class WorkerSilent(Exception):
 
 class SameWorker(Exception):
     """The worker is in use already, behind another address; the message names it."""
+
+
+class Misbehaved(Exception):
+    """The worker sent what no worker sends; the message says what."""
 
 
 class Link(ABC):
@@ -62,11 +71,15 @@ class Link(ABC):
     Args:
         vocabulary: of the orchestrator's tokenizer.
         changed: called whenever `usable` may have changed.
+        tls: how the worker is checked; None speaks plain text.
     """
 
     kind: str
+    max_receive_bytes = MAX_MESSAGE_BYTES
 
-    def __init__(self, address: str, vocabulary: Vocabulary, changed: Callable[[], None]) -> None:
+    def __init__(
+        self, address: str, vocabulary: Vocabulary, changed: Callable[[], None], tls: ClientTls | None = None
+    ) -> None:
         self.address = address
         self.usable = False
         self.reason = "connecting"
@@ -78,9 +91,11 @@ class Link(ABC):
         self.reported: types_pb2.WorkerLoad | None = None
         self.breaker = Breaker()
         self.siblings: Callable[[], Iterable[Link]] = lambda: ()
-        self.channel = connect(address)
         self._vocabulary = vocabulary
         self._changed = changed
+        self._tls = tls
+        self._old_channels: set[asyncio.Task[None]] = set()
+        self._open_channel()
         self._loop_task: asyncio.Task[None] | None = None
         self._others = self._queued_items = 0
         self._unused = asyncio.Event()
@@ -93,6 +108,8 @@ class Link(ABC):
     async def close(self) -> None:
         """Ends the connection. Idempotent."""
         await self._stop()
+        for retired in self._old_channels:
+            retired.cancel()
         await self.channel.close()
 
     async def retire(self) -> None:
@@ -129,6 +146,23 @@ class Link(ABC):
     async def _get_info(self, seconds: float, *, include_token_hashes: bool = False) -> Info:
         """What the worker says of itself, within so many seconds. Raises AioRpcError."""
 
+    def _open_channel(self) -> None:
+        self._tls_version = self._tls.version if self._tls is not None else 0
+        self.channel = connect(self.address, self._tls, max_receive_bytes=self.max_receive_bytes)
+        self._use(self.channel)
+
+    async def _renew_channel(self) -> None:
+        """A channel keeps the certificates that it was made with: once they are renewed, another one connects anew."""
+        if self._tls is not None and self._tls.version != self._tls_version:
+            retired = asyncio.create_task(self.channel.close(_OLD_CHANNEL_SECONDS))
+            self._old_channels.add(retired)
+            retired.add_done_callback(self._old_channels.discard)
+            self._open_channel()
+
+    @abstractmethod
+    def _use(self, channel: grpc.aio.Channel) -> None:
+        """Makes the stubs."""
+
     @abstractmethod
     async def _serve_connection(self) -> None:
         """Calls `_up` for a worker whose pair was checked, and returns or raises when the connection has ended."""
@@ -151,11 +185,14 @@ class Link(ABC):
         """Raises SameWorker."""
         self._check_twins()
         self.incarnation += 1
-        # Whatever the worker did before, it has begun anew.
-        self.breaker = Breaker()
+        self._forgive()
         self.usable, self.reason = True, ""
         log.info("%s %s is in use", self.kind, self.address)
         self._changed()
+
+    def _forgive(self) -> None:
+        """Whatever the worker did before, it has begun anew."""
+        self.breaker = Breaker()
 
     def _down(self, reason: str) -> None:
         if self.usable or self.reason != reason:
@@ -169,12 +206,19 @@ class Link(ABC):
             await asyncio.gather(self._loop_task, return_exceptions=True)
 
     async def _keep_connected(self) -> None:
+        offences = 0
         while True:
             pause = RECONNECT_SECONDS
             try:
+                await self._renew_channel()
                 await self._check_pair()
                 await self._attended(self._serve_connection())
                 self._down("the worker closed the connection")
+            except Misbehaved as offence:
+                # It may do so again after every connection: each costs it twice the time of the last.
+                offences += 1
+                pause = min(RECONNECT_SECONDS * 2.0**offences, LONGEST_PAUSE)
+                self._down(f"the worker broke the protocol: {offence}")
             except PairRefused as refusal:
                 pause = REFUSED_SECONDS
                 self._down(str(refusal))
@@ -244,7 +288,7 @@ def describe(error: grpc.aio.AioRpcError) -> str:
     known = from_rpc_error(error)
     if known is not None:
         return known.message
-    return f"{error.code().name.lower().replace('_', ' ')}: {error.details() or 'no details'}"
+    return f"{error.code().name.lower().replace('_', ' ')}: {explained(error.details() or 'no details')}"
 
 
 def as_error(error: grpc.aio.AioRpcError) -> OutriderError:

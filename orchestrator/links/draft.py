@@ -5,26 +5,46 @@ here until the session gets there, or goes another way.
 """
 
 import asyncio
+import math
+import time
 from collections import defaultdict
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 
+import grpc
+
+from orchestrator.breaker import Breaker
 from orchestrator.hedging import Waits
-from orchestrator.links.base import INFO_TIMEOUT, Info, Link
+from orchestrator.links.base import INFO_TIMEOUT, Info, Link, Misbehaved
 from orchestrator.lookahead import DraftHistory
 from orchestrator.prefix import TokenBuffer
 from outrider.lm.tokenizer import Vocabulary
 from outrider.net.arrays import to_bytes
-from outrider.net.errors import OutriderError
+from outrider.net.bounds import (
+    DEFAULT_LAW_TOP,
+    EVENT_BYTES,
+    LAW_ENTRY_BYTES,
+    MAX_COMMANDS,
+    MAX_EVENT_BYTES,
+    MAX_LOOKAHEAD,
+)
+from outrider.net.channel import MAX_DRAFT_BYTES
+from outrider.net.errors import OutriderError, from_rpc_error
+from outrider.net.tls import ClientTls
 from outrider.v1 import draft_pb2, draft_pb2_grpc, types_pb2
 from outrider.v1.draft_pb2 import DraftCommand, DraftEvent, Proposer
 from outrider.v1.orchestrator_pb2 import Acceptance
 
-MAX_COMMANDS = 1024
 # Commands waiting for the stream; more than this and the worker is not reading: its sessions run plain.
 MAX_QUEUED_COMMANDS = 16_384
 # Pushed blocks of a session that wait to be of use.
 MAX_PUSHED = 8
+# Commands whose answers may still come when their sessions have ended, beside those of twice the sessions that run.
+_COMMANDS_BEHIND = 1_024
+# What an event costs beside its bytes.
+_EVENT_COST = 512
+# How often a connection that begins anew clears a worker's record.
+_FORGIVEN_SECONDS = 30.0
 
 Discarded = Callable[[str], None]
 # None ends the stream of commands.
@@ -69,15 +89,25 @@ class DraftLink(Link):
     """
 
     kind = "draft"
+    max_receive_bytes = MAX_DRAFT_BYTES
 
-    def __init__(self, address: str, vocabulary: Vocabulary, changed: Callable[[], None], discarded: Discarded) -> None:
-        super().__init__(address, vocabulary, changed)
-        self._stub = draft_pb2_grpc.DraftServiceStub(self.channel)
+    def __init__(
+        self,
+        address: str,
+        vocabulary: Vocabulary,
+        changed: Callable[[], None],
+        discarded: Discarded,
+        tls: ClientTls | None = None,
+    ) -> None:
+        super().__init__(address, vocabulary, changed, tls)
         self._discarded = discarded
         self._queue: _Commands = asyncio.Queue(MAX_QUEUED_COMMANDS)
         self._told: dict[str, _Session] = {}
         self.proposers: tuple[Proposer.ValueType, ...] = ()
         self.waits = Waits()
+        self._forgiven_at = -math.inf
+        # Bytes of events that the worker may still send for the commands that it got, and the most for one of them.
+        self._credit = self._per_command = 0
         self.history: dict[tuple[Proposer.ValueType, Acceptance.ValueType], DraftHistory] = defaultdict(DraftHistory)
 
     def request(self, command: DraftCommand, tokens: TokenBuffer) -> "asyncio.Future[DraftEvent]":
@@ -129,6 +159,7 @@ class DraftLink(Link):
             self._queue.put_nowait(command)
         except asyncio.QueueFull:
             return False
+        self._grant(command)
         return True
 
     def _forget(self, session_id: str) -> None:
@@ -138,17 +169,28 @@ class DraftLink(Link):
             for event in session.pushed.values():
                 self._discard(event, "missed")
 
+    def _use(self, channel: grpc.aio.Channel) -> None:
+        self._stub = draft_pb2_grpc.DraftServiceStub(channel)
+
     async def _serve_connection(self) -> None:
         queue = self._queue = asyncio.Queue(MAX_QUEUED_COMMANDS)
         call = self._stub.Draft(self._requests(queue))
         try:
             async with asyncio.timeout(INFO_TIMEOUT):
                 await call.wait_for_connection()
+            self._credit = 0
             self._up()
             async for response in call:
+                if len(response.events) > MAX_COMMANDS:
+                    raise Misbehaved(f"a message of {len(response.events)} events, limit {MAX_COMMANDS}")
                 self.heard(response.load)
                 for event in response.events:
+                    self._charge(event)
                     self._dispatch(event)
+        except grpc.aio.AioRpcError as error:
+            if error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED and from_rpc_error(error) is None:
+                raise Misbehaved(error.details() or "a message that is too large") from error
+            raise
         finally:
             call.cancel()
             self.usable = False
@@ -164,6 +206,30 @@ class DraftLink(Link):
             if None in commands:
                 return
             yield draft_pb2.DraftRequest(commands=[command for command in commands if command is not None])
+
+    def _forgive(self) -> None:
+        """A worker that has begun anew is not what it was; one that does so again and again to be asked again, is."""
+        now = time.monotonic()
+        if not self.breaker.closed and now - self._forgiven_at >= _FORGIVEN_SECONDS:
+            self.breaker, self._forgiven_at = Breaker(), now
+
+    def _grant(self, command: DraftCommand) -> None:
+        """Lets the worker send what a command may be answered with: its block and those ahead."""
+        if command.WhichOneof("action") == "open":
+            entries = 0 if command.open.omit_law else command.open.law_top or DEFAULT_LAW_TOP
+            block = EVENT_BYTES + MAX_LOOKAHEAD * LAW_ENTRY_BYTES * entries
+            self._per_command = max(self._per_command, (1 + MAX_PUSHED) * block)
+        most = self._per_command * (_COMMANDS_BEHIND + 2 * len(self._told))
+        self._credit = min(self._credit + self._per_command, most)
+
+    def _charge(self, event: DraftEvent) -> None:
+        """Raises Misbehaved when the worker sends more than it was asked for."""
+        size = event.ByteSize()
+        self._credit -= size + _EVENT_COST
+        if size > MAX_EVENT_BYTES:
+            raise Misbehaved(f"an event of {size} bytes, limit {MAX_EVENT_BYTES}")
+        if self._credit < 0:
+            raise Misbehaved("more events than the commands that it got can have")
 
     def _dispatch(self, event: DraftEvent) -> None:
         session = self._told.get(event.session_id)
@@ -207,6 +273,8 @@ class DraftLink(Link):
     def _serves(self, info: Info) -> None:
         super()._serves(info)
         if isinstance(info, draft_pb2.DraftServiceGetInfoResponse):
+            if len(info.proposers) > MAX_LOOKAHEAD:
+                raise Misbehaved(f"{len(info.proposers)} proposers")
             self.proposers = tuple(info.proposers)
 
 

@@ -16,6 +16,7 @@ from outrider.law.params import LawParams, to_law_spec
 from outrider.lm.tokenizer import Vocabulary
 from outrider.net.arrays import to_bytes
 from outrider.net.errors import OutriderError, from_status
+from outrider.net.tls import ClientTls
 from outrider.v1 import target_pb2, target_pb2_grpc, types_pb2
 from outrider.v1.target_pb2 import SessionRef, VerifyItem, VerifyResponse, VerifyResult
 
@@ -49,12 +50,15 @@ class TargetLink(Link):
     kind = "target"
 
     def __init__(
-        self, address: str, vocabulary: Vocabulary, verify_timeout: float, changed: Callable[[], None]
+        self,
+        address: str,
+        vocabulary: Vocabulary,
+        verify_timeout: float,
+        changed: Callable[[], None],
+        tls: ClientTls | None = None,
     ) -> None:
-        super().__init__(address, vocabulary, changed)
+        super().__init__(address, vocabulary, changed, tls)
         self._verify_timeout = verify_timeout
-        self._stub = target_pb2_grpc.TargetServiceStub(self.channel)
-        self._health = health_pb2_grpc.HealthStub(self.channel)
         self.costs = TargetCosts()
         self._batcher = Batcher(self._send, hold=self.costs.hold)
         self._releases: set[asyncio.Task[None]] = set()
@@ -120,6 +124,10 @@ class TargetLink(Link):
                 self._owed.update(sessions)
         except grpc.aio.UsageError:
             log.info("target %s: %d sessions were not released: the link is closed", self.address, len(refs))
+
+    def _use(self, channel: grpc.aio.Channel) -> None:
+        self._stub = target_pb2_grpc.TargetServiceStub(channel)
+        self._health = health_pb2_grpc.HealthStub(channel)
 
     async def _send(self, items: Sequence[VerifyItem]) -> VerifyResponse:
         try:

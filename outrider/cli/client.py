@@ -54,12 +54,20 @@ async def generate(
 
 
 async def generate_choices(
-    channel: grpc.aio.Channel, request: pb.GenerateRequest, *, seconds: float, on_tokens: OnChoiceTokens
+    channel: grpc.aio.Channel,
+    request: pb.GenerateRequest,
+    *,
+    seconds: float,
+    on_tokens: OnChoiceTokens,
+    metadata: tuple[tuple[str, str], ...] = (),
 ) -> list[Generation]:
-    """Streams all n generations to their ends; as `generate`, but `on_tokens` gets the number of the choice too."""
+    """Streams all n generations to their ends; as `generate`, but `on_tokens` gets the number of the choice too.
+
+    `metadata` travels with the call.
+    """
     choices = [Generation()]
     began = time.perf_counter()
-    async for answer in OrchestratorServiceStub(channel).Generate(request, timeout=seconds):
+    async for answer in OrchestratorServiceStub(channel).Generate(request, timeout=seconds, metadata=metadata):
         choices += (Generation() for _ in range(len(choices), answer.choice + 1))
         result = choices[answer.choice]
         if answer.HasField("started"):

@@ -9,13 +9,13 @@ from typing import Annotated
 
 import typer
 
+from outrider.cli.access import Connection, PlainToken, Reach, Tls, TlsCa, TlsCert, TlsKey, TlsServerName, TokenFile
 from outrider.cli.client import generate_choices as call
 from outrider.cli.options import DEFAULT_ADDRESS, PROPOSERS, Address, ProposerName
 from outrider.cli.report import logprob_table, summary
 from outrider.cli.request import set_fields, set_grammar, set_input, set_prediction, set_tokens
 from outrider.cli.run import Failure, run
 from outrider.cli.tokens import TokenWriter
-from outrider.net.channel import connect
 from outrider.v1 import orchestrator_pb2 as pb
 from outrider.v1 import target_pb2
 
@@ -93,6 +93,13 @@ def generate(
     ] = None,
     stats: Annotated[bool, typer.Option("--stats/--no-stats", help="Statistics at the end, on stderr.")] = False,
     timeout: Annotated[float, typer.Option(min=0.1, help="Seconds that the call may take.")] = 600.0,
+    tls: Tls = False,
+    tls_ca: TlsCa = "",
+    tls_cert: TlsCert = "",
+    tls_key: TlsKey = "",
+    tls_server_name: TlsServerName = "",
+    token_file: TokenFile = "",
+    plain_token: PlainToken = False,
 ) -> None:
     """Generate text with a running system, see `outrider up`."""
     sampling = {
@@ -113,6 +120,8 @@ def generate(
         "law_top": law_top,
     }
 
+    reach = Reach(tls, tls_ca, tls_cert, tls_key, tls_server_name, token_file, plain_token)
+
     async def work() -> None:
         request = pb.GenerateRequest()
         set_input(request, _read(prompt), chat=chat, system=system)
@@ -127,7 +136,7 @@ def generate(
         )
         set_prediction(request, prediction)
         writer = TokenWriter(sys.stdout, color=_colored(color))
-        await _generate(address, request, writer, stats=stats, seconds=timeout)
+        await _generate(reach.to(address), request, writer, stats=stats, seconds=timeout)
 
     run(work())
 
@@ -146,7 +155,7 @@ def _colored(wanted: bool | None) -> bool:
 
 
 async def _generate(
-    address: str, request: pb.GenerateRequest, writer: TokenWriter, *, stats: bool, seconds: float
+    connection: Connection, request: pb.GenerateRequest, writer: TokenWriter, *, stats: bool, seconds: float
 ) -> None:
     if legend := writer.legend():
         print(legend, file=sys.stderr)
@@ -155,8 +164,8 @@ async def _generate(
         if choice == 0:
             writer.write(tokens)
 
-    async with connect(address) as channel:
-        choices = await call(channel, request, seconds=seconds, on_tokens=first)
+    async with connection.channel as channel:
+        choices = await call(channel, request, seconds=seconds, on_tokens=first, metadata=connection.metadata)
     print(flush=True)
     for number, result in enumerate(choices):
         if number:

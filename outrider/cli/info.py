@@ -5,10 +5,11 @@ import sys
 import numpy as np
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
+from outrider.cli.access import PlainToken, Reach, Tls, TlsCa, TlsCert, TlsKey, TlsServerName, TokenFile
 from outrider.cli.options import DEFAULT_ADDRESS, Address
 from outrider.cli.run import run
-from outrider.net.channel import connect
 from outrider.v1.orchestrator_pb2 import OrchestratorServiceGetInfoRequest, OrchestratorServiceGetInfoResponse
 from outrider.v1.orchestrator_pb2_grpc import OrchestratorServiceStub
 
@@ -16,15 +17,25 @@ _CALL_SECONDS = 10.0
 _NEVER_FOLDED = 10_000
 
 
-def info(address: Address = DEFAULT_ADDRESS) -> None:
+def info(
+    address: Address = DEFAULT_ADDRESS,
+    tls: Tls = False,
+    tls_ca: TlsCa = "",
+    tls_cert: TlsCert = "",
+    tls_key: TlsKey = "",
+    tls_server_name: TlsServerName = "",
+    token_file: TokenFile = "",
+    plain_token: PlainToken = False,
+) -> None:
     """Show what the orchestrator serves, and by which workers."""
-    run(_info(address))
+    run(_info(address, Reach(tls, tls_ca, tls_cert, tls_key, tls_server_name, token_file, plain_token)))
 
 
-async def _info(address: str) -> None:
-    async with connect(address) as channel:
+async def _info(address: str, reach: Reach) -> None:
+    connection = reach.to(address)
+    async with connection.channel as channel:
         answer = await OrchestratorServiceStub(channel).GetInfo(
-            OrchestratorServiceGetInfoRequest(), timeout=_CALL_SECONDS
+            OrchestratorServiceGetInfoRequest(), timeout=_CALL_SECONDS, metadata=connection.metadata
         )
     console = Console() if sys.stdout.isatty() else Console(width=_NEVER_FOLDED)
     for name, value in facts(answer):
@@ -49,6 +60,11 @@ def facts(answer: OrchestratorServiceGetInfoResponse) -> list[tuple[str, str]]:
     ]
 
 
+def _plain(text: str) -> Text:
+    """Without what a terminal, or rich, would obey: workers choose some of the words."""
+    return Text("".join(letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in text))
+
+
 def workers_table(answer: OrchestratorServiceGetInfoResponse) -> Table:
     """One row a worker; those that are not in use say why."""
     table = Table(box=None, header_style="bold", pad_edge=False)
@@ -58,5 +74,5 @@ def workers_table(answer: OrchestratorServiceGetInfoResponse) -> Table:
         state = "; ".join(["yes", *worker.shortfalls]) if worker.usable else f"no: {worker.reason or 'no reason given'}"
         numbers = (str(number or "unknown") for number in (worker.model.context_length, worker.max_lookahead))
         known = (worker.model_id or "unknown", worker.model.dtype or "unknown", *numbers)
-        table.add_row(worker.kind, worker.address, *known, state)
+        table.add_row(*map(_plain, (worker.kind, worker.address, *known, state)))
     return table

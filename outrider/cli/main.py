@@ -7,6 +7,7 @@ from outrider.cli.demo import demo
 from outrider.cli.distill import distill
 from outrider.cli.generate import generate
 from outrider.cli.info import info
+from outrider.cli.keys import keys
 from outrider.cli.up import up
 
 app = typer.Typer(
@@ -19,6 +20,7 @@ app = typer.Typer(
 )
 for command in (up, generate, demo, bench, distill, info):
     app.command()(command)
+app.add_typer(keys, name="keys")
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ import grpc
 
 from outrider.cli.supervise import NotReady, ProcessDied
 from outrider.net.errors import OutriderError, from_rpc_error, reason_name
+from outrider.net.tls import explained, refused_certificate
 
 _ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 INTERRUPTED = 130
@@ -63,7 +64,14 @@ def rpc_failure(error: grpc.aio.AioRpcError) -> str:
     if refused is not None:
         return _refusal(refused)
     if error.code() is grpc.StatusCode.UNAVAILABLE:
-        return "the orchestrator does not answer, or the connection to it was lost (is `outrider up` running?)"
+        details = error.details() or ""
+        if refused_certificate(details):
+            return f"the orchestrator's certificate was refused: {details}"
+        return "the orchestrator does not answer, or the connection to it was lost (is `outrider up` running?)" + (
+            "; it may want TLS, or a client certificate (see --tls-ca)" if details != explained(details) else ""
+        )
+    if error.code() is grpc.StatusCode.UNAUTHENTICATED:
+        return "the orchestrator wants a valid token (see --token-file)"
     if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
         return "the call did not end in time (see --timeout)"
     return f"{error.code().name}: {error.details() or 'no further words'}"

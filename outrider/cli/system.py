@@ -22,6 +22,9 @@ _MAX_LOOKAHEAD = 16
 _WORKERS = 2
 # A tokenizer that was used before a fork warns and stalls otherwise.
 _ENVIRONMENT = {"TOKENIZERS_PARALLELISM": "false"} | SHORT_SPIN
+# The whole system of one machine speaks plain text, whatever services elsewhere are told.
+_SETTINGS = ("TLS_CERT", "TLS_KEY", "TLS_CA", "WORKER_TLS_CA", "WORKER_TLS_CERT", "WORKER_TLS_KEY", "KEYS", "KEYS_FILE")
+_ENVIRONMENT |= {f"OUTRIDER_{name}": "" for name in (*_SETTINGS, "TARGET_TLS_NAME", "DRAFT_TLS_NAME")}
 
 
 @dataclass(frozen=True)

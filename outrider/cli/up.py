@@ -23,6 +23,7 @@ from outrider.cli.run import run
 from outrider.cli.startup import StartupView
 from outrider.cli.system import System, SystemOptions, running_system
 from outrider.cli.threads import with_threads
+from outrider.net.address import is_loopback
 
 
 def up(
@@ -80,6 +81,8 @@ def up(
         log_level=log_level.value,
         load_seconds=load_timeout,
     )
+    if not is_loopback(host):
+        print(f"warning: whoever reaches {host} can use this system, it asks for no token", file=sys.stderr, flush=True)
     if "model" in proposers and not draft:
         raise typer.BadParameter("the proposer `model` needs one", param_hint="--draft")
     run(_up(options, measure=measure_threads), interrupted=0, farewell="stopped")

@@ -12,5 +12,6 @@
 from outrider.client.aio import AsyncClient, AsyncGeneration
 from outrider.client.blocking import Client, Generation
 from outrider.client.request import Message, Options
+from outrider.net.tls import ClientTls, TlsError
 
-__all__ = ["AsyncClient", "AsyncGeneration", "Client", "Generation", "Message", "Options"]
+__all__ = ["AsyncClient", "AsyncGeneration", "Client", "ClientTls", "Generation", "Message", "Options", "TlsError"]

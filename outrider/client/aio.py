@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Self, Unpack
 
 import grpc
 
+from outrider.client.access import Access
 from outrider.client.progress import ClientClosed, Progress, Told
 from outrider.client.request import Message, Options, make_request
-from outrider.net.address import parse_addresses
 from outrider.net.channel import connect
+from outrider.net.tls import ClientTls
 from outrider.v1.orchestrator_pb2 import CancelSessionRequest, GenerateRequest, Token
 from outrider.v1.orchestrator_pb2_grpc import OrchestratorServiceStub
 
@@ -26,14 +27,19 @@ class AsyncClient:
     """Generates at any of several orchestrators over one session store.
 
     Args:
-        addresses: HOST:PORT, several separated by commas. Raises ValueError naming one that is none.
+        addresses: HOST:PORT, several separated by commas.
+        token: bearer token, "" for none.
+        tls: how the orchestrators are checked, and what is shown to them; None speaks plain text.
+        plain_token: whether the token may leave this machine in plain text.
+
+    Raises ValueError naming an address that is none, or to which anybody on the way could read the token.
     """
 
-    def __init__(self, addresses: str) -> None:
-        self._addresses = parse_addresses(addresses)
-        if not self._addresses:
-            raise ValueError("at least one address is required")
-        self._channels: dict[str, grpc.aio.Channel] = {}
+    def __init__(
+        self, addresses: str, *, token: str = "", tls: ClientTls | None = None, plain_token: bool = False
+    ) -> None:
+        self.access = Access(addresses, token, tls, plain_token=plain_token)
+        self._channels: dict[tuple[str, int], grpc.aio.Channel] = {}
         self._closed = False
 
     def generate(
@@ -63,15 +69,16 @@ class AsyncClient:
 
     def stream(self, request: GenerateRequest, timeout: float = 600.0) -> "AsyncGeneration":
         """As `generate`, for a request of any fields but `n`."""
-        return AsyncGeneration(self, Progress(request, self._addresses, timeout))
+        return AsyncGeneration(self, Progress(request, self.access.addresses, timeout))
 
     def stub(self, address: str) -> "OrchestratorServiceAsyncStub":
         """A stub over the channel to an address. Raises ClientClosed."""
         if self._closed:
             raise ClientClosed
-        if address not in self._channels:
-            self._channels[address] = connect(address)
-        return OrchestratorServiceStub(self._channels[address])
+        key = address, self.access.version
+        if key not in self._channels:
+            self._channels[key] = connect(address, self.access.tls)
+        return OrchestratorServiceStub(self._channels[key])
 
     async def close(self) -> None:
         """Closes the connections, also under generations that still run: end those first. Idempotent."""
@@ -92,8 +99,9 @@ class AsyncGeneration(Told):
 
     Lost connections, draining or dead orchestrators and outages of the store are waited out or gone around until the
     timeout; no token comes twice, none is missing. Iterating raises OutriderError when the generation was refused or
-    failed, TimeoutError when it took too long. Whoever stops before the end, by `aclose`, `break` or cancellation, ends
-    the session.
+    failed, PermissionError when the token was refused, ConnectionError when no orchestrator's certificate can be
+    trusted, TimeoutError when it took too long. Whoever stops before the end, by `aclose`, `break` or cancellation,
+    ends the session.
     """
 
     def __init__(self, client: AsyncClient, progress: Progress) -> None:
@@ -112,12 +120,14 @@ class AsyncGeneration(Told):
         await self._tokens.aclose()
 
     async def _run(self) -> AsyncGenerator[Token, None]:
-        progress = self._progress
+        progress, metadata = self._progress, self._client.access.metadata
         try:
             while progress.finish is None:
                 stub, rest, left = self._client.stub(progress.address), progress.rest, progress.left
                 call = (
-                    stub.Generate(progress.request, timeout=left) if rest is None else stub.Resume(rest, timeout=left)
+                    stub.Generate(progress.request, timeout=left, metadata=metadata)
+                    if rest is None
+                    else stub.Resume(rest, timeout=left, metadata=metadata)
                 )
                 try:
                     async for response in call:
@@ -136,4 +146,5 @@ class AsyncGeneration(Told):
         """Without an orchestrator that answers the session's time-to-live ends it."""
         request = CancelSessionRequest(session_id=self.session_id)
         with suppress(grpc.aio.AioRpcError, ClientClosed):
-            await self._client.stub(self._progress.address).CancelSession(request, timeout=CANCEL_SECONDS)
+            stub, metadata = self._client.stub(self._progress.address), self._client.access.metadata
+            await stub.CancelSession(request, timeout=CANCEL_SECONDS, metadata=metadata)

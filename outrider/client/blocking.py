@@ -9,11 +9,12 @@ from typing import Self, Unpack
 
 import grpc
 
+from outrider.client.access import Access
 from outrider.client.aio import CANCEL_SECONDS
 from outrider.client.progress import ClientClosed, Progress, Told
 from outrider.client.request import Message, Options, make_request
-from outrider.net.address import parse_addresses
 from outrider.net.channel import connect_blocking
+from outrider.net.tls import ClientTls
 from outrider.v1.orchestrator_pb2 import CancelSessionRequest, GenerateRequest, Token
 from outrider.v1.orchestrator_pb2_grpc import OrchestratorServiceStub
 
@@ -21,11 +22,11 @@ from outrider.v1.orchestrator_pb2_grpc import OrchestratorServiceStub
 class Client:
     """As AsyncClient, whose arguments and errors these are."""
 
-    def __init__(self, addresses: str) -> None:
-        self._addresses = parse_addresses(addresses)
-        if not self._addresses:
-            raise ValueError("at least one address is required")
-        self._channels: dict[str, grpc.Channel] = {}
+    def __init__(
+        self, addresses: str, *, token: str = "", tls: ClientTls | None = None, plain_token: bool = False
+    ) -> None:
+        self.access = Access(addresses, token, tls, plain_token=plain_token)
+        self._channels: dict[tuple[str, int], grpc.Channel] = {}
         self._closed = False
         self._lock = Lock()
 
@@ -46,16 +47,17 @@ class Client:
 
     def stream(self, request: GenerateRequest, timeout: float = 600.0) -> "Generation":
         """As `generate`, for a request of any fields but `n`."""
-        return Generation(self, Progress(request, self._addresses, timeout))
+        return Generation(self, Progress(request, self.access.addresses, timeout))
 
     def stub(self, address: str) -> OrchestratorServiceStub:
         """A stub over the channel to an address. Raises ClientClosed."""
         with self._lock:
             if self._closed:
                 raise ClientClosed
-            if address not in self._channels:
-                self._channels[address] = connect_blocking(address)
-            return OrchestratorServiceStub(self._channels[address])
+            key = address, self.access.version
+            if key not in self._channels:
+                self._channels[key] = connect_blocking(address, self.access.tls)
+            return OrchestratorServiceStub(self._channels[key])
 
     def close(self) -> None:
         """Closes the connections, also under generations that still run: end those first. Idempotent."""
@@ -92,12 +94,14 @@ class Generation(Told):
         self._tokens.close()
 
     def _run(self) -> Generator[Token, None, None]:
-        progress = self._progress
+        progress, metadata = self._progress, self._client.access.metadata
         try:
             while progress.finish is None:
                 stub, rest, left = self._client.stub(progress.address), progress.rest, progress.left
                 call = (
-                    stub.Generate(progress.request, timeout=left) if rest is None else stub.Resume(rest, timeout=left)
+                    stub.Generate(progress.request, timeout=left, metadata=metadata)
+                    if rest is None
+                    else stub.Resume(rest, timeout=left, metadata=metadata)
                 )
                 try:
                     for response in call:
@@ -114,4 +118,5 @@ class Generation(Told):
     def _cancel(self) -> None:
         request = CancelSessionRequest(session_id=self.session_id)
         with suppress(grpc.RpcError, ClientClosed):
-            self._client.stub(self._progress.address).CancelSession(request, timeout=CANCEL_SECONDS)
+            stub, metadata = self._client.stub(self._progress.address), self._client.access.metadata
+            stub.CancelSession(request, timeout=CANCEL_SECONDS, metadata=metadata)

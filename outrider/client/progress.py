@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import grpc
 
 from outrider.net.errors import OutriderError, from_rpc_error, reason_name
+from outrider.net.tls import explained, refused_certificate
 from outrider.v1 import orchestrator_pb2, types_pb2
 from outrider.v1.orchestrator_pb2 import Finish, GenerateRequest, GenerateResponse, ResumeRequest, Started, Token
 
@@ -61,6 +62,7 @@ class Progress:
         self._next = random.randrange(len(addresses))
         self._timeout, self._deadline = timeout, time.monotonic() + timeout
         self._failures = 0
+        self._strangers = 0  # calls in a row that met a certificate which is not to be trusted
         self.started: Started | None = None
         self.finish: Finish | None = None
         self.received = 0
@@ -111,11 +113,17 @@ class Progress:
     def pause_after(self, error: grpc.RpcError) -> float:
         """Seconds until the next call, which goes elsewhere where there is another address.
 
-        Raises OutriderError when no call can help, TimeoutError when there is no time for one.
+        Raises OutriderError when no call can help, PermissionError when the token was refused, ConnectionError when
+        the certificates of all orchestrators were, TimeoutError when there is no time for another call.
         """
         if self.finish is not None:
             return 0.0  # nothing is missing but the call's own end
         refusal = from_rpc_error(error)
+        if error.code() is grpc.StatusCode.UNAUTHENTICATED:
+            raise PermissionError(f"{self.address} refused the call: {error.details()}") from error
+        self._strangers = self._strangers + 1 if refused_certificate(error.details() or "") else 0
+        if self._strangers >= len(self._addresses):
+            raise ConnectionError(f"{self.address} is not who it should be: {error.details()}") from error
         if refusal is None and error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
             raise self._too_late(error) from error
         if refusal is None and error.code() not in _LOST:
@@ -176,4 +184,4 @@ def _words(error: grpc.RpcError) -> str:
     refusal = from_rpc_error(error)
     if refusal is not None:
         return f"{reason_name(refusal.reason)}: {refusal.message}"
-    return f"{error.code().name}: {error.details() or 'no details'}"
+    return f"{error.code().name}: {explained(error.details() or 'no details')}"

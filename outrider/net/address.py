@@ -1,5 +1,6 @@
 """HOST:PORT lists and URLs as people write them."""
 
+import ipaddress
 from urllib.parse import urlsplit
 
 
@@ -11,6 +12,14 @@ def parse_addresses(text: str) -> list[str]:
         if not host or not port.isdigit() or not 0 < int(port) < 65_536:
             raise ValueError(f"{address!r} is not HOST:PORT")
     return addresses
+
+
+def is_loopback(host: str) -> bool:
+    """Whether what is sent to a host stays on this machine."""
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return host == "localhost"
 
 
 def without_credentials(url: str) -> str:

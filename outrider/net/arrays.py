@@ -9,6 +9,7 @@ import torch
 from outrider.law.logprobs import LogprobRows
 from outrider.law.rows import SupportRows
 from outrider.law.sparse import Float32Array, Int32Array, SparseLaw
+from outrider.net.bounds import MAX_LAW_TOP
 from outrider.v1 import draft_pb2, target_pb2, types_pb2
 
 _DTYPES = {
@@ -96,8 +97,14 @@ def block_message(
     return draft_pb2.Block(tokens=to_bytes(tokens), law=message, timing=timing)
 
 
-def law_from_message(message: types_pb2.DraftLaw) -> SparseLaw:
-    """The draft law of a block; shapes are checked, contents are not. Raises ArrayError."""
+def law_from_message(message: types_pb2.DraftLaw, rows: int, top: int = MAX_LAW_TOP) -> SparseLaw:
+    """The draft law of a block of `rows` tokens, with `top` entries a row at most on average; shapes are checked,
+    contents are not. Raises ArrayError.
+    """
+    if len(message.sizes) != 4 * rows:
+        raise ArrayError(f"law.sizes has {len(message.sizes)} bytes for {rows} tokens")
+    if len(message.token_ids) > 4 * rows * top:
+        raise ArrayError(f"law.token_ids has {len(message.token_ids)} bytes, limit {4 * rows * top}")
     law = SparseLaw(
         int32s(message.sizes, "law.sizes"),
         int32s(message.token_ids, "law.token_ids"),

@@ -11,6 +11,7 @@ from grpc_reflection.v1alpha import reflection
 
 from outrider.net.channel import MAX_MESSAGE_BYTES, SERVER_OPTIONS
 from outrider.net.malformed import RefuseMalformed
+from outrider.net.tls import TlsFiles, server_credentials
 
 log = logging.getLogger(__name__)
 
@@ -26,19 +27,30 @@ class Server:
     NOT_SERVING, lets running calls finish for the grace period and cancels the rest.
     """
 
-    def __init__(self, service_name: str, *, max_receive_bytes: int = MAX_MESSAGE_BYTES) -> None:
+    def __init__(
+        self,
+        service_name: str,
+        *,
+        max_receive_bytes: int = MAX_MESSAGE_BYTES,
+        interceptors: Sequence[grpc.aio.ServerInterceptor] = (),
+    ) -> None:
         options = [*SERVER_OPTIONS, ("grpc.max_receive_message_length", max_receive_bytes)]
-        self.grpc = grpc.aio.server(interceptors=[RefuseMalformed()], options=options)
+        self.grpc = grpc.aio.server(interceptors=[*interceptors, RefuseMalformed()], options=options)
         self._service_name = service_name
         self._health = health.aio.HealthServicer()
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self.grpc)
         names = (service_name, health.SERVICE_NAME, reflection.SERVICE_NAME)
         reflection.enable_server_reflection(names, self.grpc)
 
-    async def start(self, host: str, port: int) -> int:
-        """Binds and starts; returns the bound port (port 0 chooses a free one). Raises PortInUse."""
+    async def start(self, host: str, port: int, tls: TlsFiles | None = None) -> int:
+        """Binds and starts; returns the bound port (port 0 chooses a free one). Raises PortInUse, TlsError."""
+        credentials = server_credentials(tls) if tls else None
+        address = f"{host}:{port}"
         try:
-            bound = self.grpc.add_insecure_port(f"{host}:{port}")
+            if credentials is None:
+                bound = self.grpc.add_insecure_port(address)
+            else:
+                bound = self.grpc.add_secure_port(address, credentials)
         except RuntimeError as error:
             raise PortInUse(f"cannot listen on {host}:{port}: the port is in use or not ours to bind") from error
         await self._set(health_pb2.HealthCheckResponse.NOT_SERVING)

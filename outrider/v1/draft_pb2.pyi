@@ -148,7 +148,7 @@ class Open(_message.Message):
     lookahead: _builtins.int
     """Longest block wanted, at most 64. 0: cache the prefix and answer with an empty block."""
     law_top: _builtins.int
-    """Most entries that a row of the draft law keeps. Range [1, 65536], 0 means the default 32."""
+    """Most entries that a row of the draft law keeps. Range [1, 1024], 0 means the default 32."""
     coupled: _builtins.bool
     """Whether tokens are drawn with COUPLE noise, which the target shares, instead of PROPOSE noise."""
     omit_law: _builtins.bool

@@ -492,7 +492,7 @@ class Speculation(_message.Message):
     `greedy` and `coupled`. The tokens do not depend on it.
     """
     law_top: _builtins.int
-    """Most entries that a row of the draft law keeps. Range [0, 65536], 0 means the draft worker's default."""
+    """Most entries that a row of the draft law keeps. Range [0, 1024], 0 means the draft worker's default."""
     def __init__(
         self,
         *,

@@ -148,7 +148,7 @@ class VerifyItem(_message.Message):
     traceparent: _builtins.str
     """W3C trace context of the round, empty when not sampled."""
     support_sizes: _builtins.bytes
-    """Entries of the draft law per draft token, int32[lookahead], each in [0, 65536]. ROW_FORMAT_SUPPORT only."""
+    """Entries of the draft law per draft token, int32[lookahead], each in [0, 1024]. ROW_FORMAT_SUPPORT only."""
     support_ids: _builtins.bytes
     """Token ids of the draft law, row after row, int32[sum(support_sizes)]; distinct within a row. ROW_FORMAT_SUPPORT only."""
     logprobs: _builtins.int

@@ -18,6 +18,8 @@ from orchestrator.store import SessionStore, open_store
 from outrider.lm.tokenizer import load_tokenizer
 from outrider.net.channel import MAX_REQUEST_BYTES, connect
 from outrider.net.server import Server
+from outrider.net.tls import ClientTls
+from outrider.net.tokens import RequireToken
 from outrider.v1 import orchestrator_pb2_grpc
 from outrider.v1.orchestrator_pb2 import (
     Finish,
@@ -111,6 +113,7 @@ async def start_orchestrator(
     tokenizer: str = "synthetic:vocab_size=16",
     store: SessionStore | None = None,
     metrics: Metrics | None = None,
+    tls: ClientTls | None = None,
     expect: tuple[int, int] | None = None,
     resolve: Resolve = resolve,
     **settings: object,
@@ -118,6 +121,7 @@ async def start_orchestrator(
     """Starts an orchestrator on a free port and waits until its workers are linked.
 
     Args:
+        tls: how the stub checks an orchestrator that serves with TLS.
         expect: (targets, drafts) to wait for; all of them by default.
         resolve: looks up names of workers.
         settings: fields of OrchestratorConfig; lookahead is 4 unless told otherwise, so that rounds can be counted.
@@ -129,11 +133,13 @@ async def start_orchestrator(
     store = store or open_store("memory://", config.session_ttl)
     core = Orchestrator(config, load_tokenizer(tokenizer), store, metrics or Metrics(), resolve)
     servicer = OrchestratorServicer(core)
-    server = Server(SERVICE_NAME, max_receive_bytes=MAX_REQUEST_BYTES)
+    keys = config.accepted_keys()
+    interceptors = [RequireToken(keys)] if keys is not None else []
+    server = Server(SERVICE_NAME, max_receive_bytes=MAX_REQUEST_BYTES, interceptors=interceptors)
     orchestrator_pb2_grpc.add_OrchestratorServiceServicer_to_server(servicer, server.grpc)
-    port = await server.start("127.0.0.1", 0)
+    port = await server.start("127.0.0.1", 0, config.tls)
     address = f"127.0.0.1:{port}"
-    channel = connect(address)
+    channel = connect(address, tls)
     core.start()
     running = RunningOrchestrator(
         address, core, servicer, server, orchestrator_pb2_grpc.OrchestratorServiceStub(channel), channel

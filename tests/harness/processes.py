@@ -1,6 +1,7 @@
 """Processes as tests see them: commands to run, and whether a process still runs."""
 
 import asyncio
+import socket
 import sys
 import time
 from pathlib import Path
@@ -14,6 +15,17 @@ FAKE = Path(__file__).with_name("fake_service.py")
 def fake(name: str, *flags: str) -> Command:
     """A fake service, see fake_service.py."""
     return Command(name, (sys.executable, str(FAKE), *flags), environment={"PYTHONPATH": str(ROOT)})
+
+
+def free_ports(count: int) -> list[str]:
+    """Ports that nobody has at this moment, different ones."""
+    sockets = [socket.socket() for _ in range(count)]
+    for one in sockets:
+        one.bind(("127.0.0.1", 0))
+    ports = [str(one.getsockname()[1]) for one in sockets]
+    for one in sockets:
+        one.close()
+    return ports
 
 
 def runs(pid: int) -> bool:

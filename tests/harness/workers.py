@@ -283,7 +283,8 @@ def close_command(session_id: str, epoch: int = 1) -> draft_pb2.DraftCommand:
 def block_of(event: draft_pb2.DraftEvent) -> tuple[list[int], SparseLaw]:
     """(tokens, law) of an event that must hold a block."""
     assert event.WhichOneof("outcome") == "block", event
-    return int32s(event.block.tokens, "tokens").tolist(), law_from_message(event.block.law)
+    tokens = int32s(event.block.tokens, "tokens").tolist()
+    return tokens, law_from_message(event.block.law, len(tokens))
 
 
 def draft_error(event: draft_pb2.DraftEvent) -> OutriderError:

@@ -295,7 +295,7 @@ def _odd_stop_tokens() -> draft_pb2.DraftCommand:
         (_broken(tokens=b"\0\0\0"), "open.tokens has 3 bytes"),
         (_broken(tokens=int32([1, 16]).tobytes()), "open.tokens holds token 16, outside [0, 16)"),
         (_broken(lookahead=65), "open.lookahead is 65, limit 64"),
-        (_broken(law_top=65537), "open.law_top is 65537, limit 65536"),
+        (_broken(law_top=1025), "open.law_top is 1025, limit 1024"),
         (_broken(False, lookahead=65), "advance.lookahead is 65, limit 64"),
         (_broken(False, tokens=b""), "advance.tokens holds 0 tokens"),
         (_broken(False, base_length=0), "advance.tokens holds 1 tokens, must be 1 to base_length 0"),

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.harness.commands import SECONDS, outrider, running
-from tests.harness.processes import ROOT
+from tests.harness.processes import ROOT, free_ports
 from tests.harness.valkey import valkey_server
 
 README = (ROOT / "README.md").read_text()
@@ -33,16 +33,6 @@ def readme_commands(start: str) -> list[list[str]]:
                 line = f"{line.removesuffix(chr(92))}\n{next(lines)}"
             commands.append(shlex.split(line))
     return commands
-
-
-def free_ports(count: int) -> list[str]:
-    sockets = [socket.socket() for _ in range(count)]
-    for one in sockets:
-        one.bind(("127.0.0.1", 0))
-    ports = [str(one.getsockname()[1]) for one in sockets]
-    for one in sockets:
-        one.close()
-    return ports
 
 
 @asynccontextmanager

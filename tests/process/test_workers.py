@@ -79,6 +79,7 @@ async def test_j5_j6_a_worker_that_loads_is_alive_not_ready_and_can_be_stopped()
         ("target_service", ["--model", "synthetic:colour=red"], "error: synthetic model: unknown setting 'colour'"),
         ("target_service", [], "error: --model: field required"),
         ("draft_service", ["--model", "./no/such/model"], "error: model directory './no/such/model' does not exist"),
+        ("target_service", ["--model", "m", "--tls-cert", "c"], "error: --tls-key is required for --tls-cert"),
         ("draft_service", ["--model", "m", "--proposers", "x"], "error: --proposers: 'x' is no proposer"),
     ],
 )

@@ -1,4 +1,4 @@
-"""Imports go one way, and nothing that comes from a peer is unpickled (FAILURES L6)."""
+"""Imports go one way, and nothing that comes from a peer is unpickled or run (FAILURES L6)."""
 
 import ast
 from collections.abc import Iterator
@@ -10,7 +10,8 @@ from tests.harness.processes import ROOT
 
 SERVICES = {"draft_service", "target_service", "orchestrator"}
 MAY_IMPORT = {"outrider": {"outrider"}} | {service: {"outrider", service} for service in SERVICES}
-UNPICKLERS = {"pickle", "cPickle", "dill", "cloudpickle", "shelve", "marshal", "joblib"}
+UNPICKLERS = {"pickle", "cPickle", "dill", "cloudpickle", "shelve", "marshal", "joblib", "yaml"}
+RUN_TEXT = {"eval", "exec", "compile", "os.system", "os.popen", "asyncio.create_subprocess_shell"}
 
 
 def sources(package: str) -> list[Path]:
@@ -28,8 +29,13 @@ def imported(tree: ast.AST) -> Iterator[str]:
 
 
 def unsafe_calls(tree: ast.AST) -> Iterator[str]:
-    """`torch.load(...)` without weights_only=True, `np.load(..., allow_pickle=...)`."""
+    """`torch.load(...)` without weights_only=True, `np.load(..., allow_pickle=...)`, and what runs text."""
     for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and (
+            ast.unparse(node.func) in RUN_TEXT
+            or any(keyword.arg == "shell" and ast.unparse(keyword.value) != "False" for keyword in node.keywords)
+        ):
+            yield ast.unparse(node)
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "load":
             owner = ast.unparse(node.func.value)
             given = {keyword.arg: ast.unparse(keyword.value) for keyword in node.keywords}
@@ -60,4 +66,7 @@ def test_l6_check_sees_what_it_looks_for() -> None:
     bad = imports + "torch.load(f)\ntorch.load(f, weights_only=False)\nnp.load(f, allow_pickle=True)"
     assert set(imported(ast.parse(bad))) == {"pickle", "dill"}
     assert len(list(unsafe_calls(ast.parse(bad)))) == 3
-    assert list(unsafe_calls(ast.parse("torch.load(f, weights_only=True); np.load(f); json.load(f)"))) == []
+    assert len(list(unsafe_calls(ast.parse("eval(x)\nexec(x)\nos.system(x)\nrun(x, shell=True)")))) == 4
+    assert (
+        list(unsafe_calls(ast.parse("torch.load(f, weights_only=True); np.load(f); json.load(f); re.compile(x)"))) == []
+    )

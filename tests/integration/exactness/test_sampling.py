@@ -54,7 +54,8 @@ class Tap:
 
         def seen(link: DraftLink, event: DraftEvent) -> None:
             if event.WhichOneof("outcome") == "block" and event.block.tokens:
-                self.blocks.append((int32s(event.block.tokens, "tokens").tolist(), law_from_message(event.block.law)))
+                tokens = int32s(event.block.tokens, "tokens").tolist()
+                self.blocks.append((tokens, law_from_message(event.block.law, len(tokens))))
             dispatch(link, event)
 
         monkeypatch.setattr(DraftLink, "_dispatch", seen)

@@ -5,6 +5,7 @@ import torch
 from outrider.law.rows import SupportRows
 from outrider.law.sparse import SparseLaw
 from outrider.net import arrays
+from outrider.net.bounds import MAX_LAW_TOP
 from outrider.v1 import target_pb2, types_pb2
 
 
@@ -43,7 +44,7 @@ def test_a_block_carries_its_law_bit_for_bit() -> None:
         ]
     )
     message = arrays.block_message(np.array([4, 1], np.int32), law)
-    back = arrays.law_from_message(message.law)
+    back = arrays.law_from_message(message.law, 2)
     assert back.probs.tobytes() == law.probs.tobytes()
     assert back.row(1)[0].tolist() == [1]
     assert back.head(1).token_ids.tolist() == [4, 2]
@@ -59,7 +60,16 @@ def test_laws_with_wrong_shapes_are_refused(sizes: list[int], ids: list[int], pr
         probs=np.array(probs, "<f4").tobytes(),
     )
     with pytest.raises(arrays.ArrayError):
-        arrays.law_from_message(message)
+        arrays.law_from_message(message, len(sizes))
+
+
+def test_a_law_of_more_entries_than_its_tokens_may_have_is_refused_unread() -> None:
+    entries = 2 * MAX_LAW_TOP + 1
+    message = types_pb2.DraftLaw(
+        sizes=np.array([1, entries - 1], "<i4").tobytes(), token_ids=bytes(4 * entries), probs=bytes(4 * entries)
+    )
+    with pytest.raises(arrays.ArrayError, match=f"law.token_ids has {4 * entries} bytes, limit {4 * entries - 4}"):
+        arrays.law_from_message(message, 2)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])

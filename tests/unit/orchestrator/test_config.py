@@ -40,3 +40,13 @@ def test_environment_counts_like_a_flag_and_loses_against_it(
     assert "--lookahead" in capsys.readouterr().err
     assert run_process(OrchestratorConfig, serve, [*flags, "--lookahead=4", "--store=mysql://h"]) == 2
     assert "--store" in capsys.readouterr().err
+
+
+def test_a_configuration_prints_no_secret() -> None:
+    config = OrchestratorConfig(
+        targets="h:1", tokenizer="t", store="redis://:open-sesame@h:1", keys="acme:" + "0" * 64, tls_key="key.pem"
+    )
+    for shown in (repr(config), str(config)):
+        assert "open-sesame" not in shown
+        assert "0000" not in shown
+        assert "key.pem" in shown

@@ -106,7 +106,7 @@ FIELDS = [
     ({"speculation": {"acceptance": 99}}, "speculation.acceptance is 99"),
     ({"speculation": {"proposer": 99}}, "speculation.proposer is 99"),
     ({"speculation": {"row_format": 9}}, "speculation.row_format is 9"),
-    ({"speculation": {"law_top": 65_537}}, "speculation.law_top is 65537"),
+    ({"speculation": {"law_top": 1_025}}, "speculation.law_top is 1025"),
     ({"speculation": {"proposer": "PROPOSER_PREDICTION"}}, "speculation.prediction is empty"),
     (
         {"speculation": {"proposer": "PROPOSER_MODEL", "prediction": "the"}},
@@ -118,10 +118,6 @@ FIELDS = [
     ),
     ({"logprobs": 21}, "logprobs is 21, must be in [0, 20]"),
     ({"logprobs": 10**9}, "logprobs is 1000000000, must be in [0, 20]"),
-    ({"session_id": "a b"}, "session_id is 'a b'"),
-    ({"session_id": "x" * 129}, "session_id"),
-    ({"session_id": "é"}, "session_id"),
-    ({"session_id": "a\n"}, "session_id"),
     ({"prompt": ""}, "prompt is empty"),
     ({"prompt": "the quick " * 300}, "limit 511"),
     ({"prompt": None, "token_ids": {"ids": []}}, "token_ids is empty"),
@@ -218,7 +214,7 @@ def test_everything_asked_for_arrives() -> None:
 
 def test_a16_unseeded_requests_differ() -> None:
     made = [plan() for _ in range(64)]
-    assert len({one.seed for one in made}) == len({one.session_id for one in made}) == 64
+    assert len({one.seed for one in made}) == 64
     assert max(one.seed for one in made) >= 2**60
     assert plan(seed=0).seed == 0
 
@@ -254,12 +250,6 @@ def test_a_prediction_chooses_its_proposer() -> None:
     assert made.prediction.dtype == plan().prediction.dtype == np.int32
     assert len(plan().prediction) == 0
     assert len(plan(speculation={"prediction": "\x00" * (256 * 1024)}).prediction) == 65_536
-
-
-def test_session_ids_are_short_and_fit_the_wire() -> None:
-    ids = {plan().session_id for _ in range(200)}
-    assert len(ids) == 200
-    assert all(len(one) == 12 and one.isalnum() and one.isascii() for one in ids)
 
 
 def test_a_stop_string_that_is_a_special_token_is_a_stop_token() -> None:
