@@ -32,6 +32,8 @@ from bench.chaos.table import lines
 
 _MANY = 1 << 30
 _SHOWN = 20
+# Faults between two lines where no bar can be shown.
+_TOLD_EVERY = 25
 
 
 async def soak(arguments: argparse.Namespace) -> int:
@@ -52,6 +54,8 @@ async def soak(arguments: argparse.Namespace) -> int:
                 so_far = f"{injector.injected} faults, {tally.sessions} sessions, {tally.tokens} tokens"
                 wrong = "" if tally.faultless else ", NOT ALL AS IT SHOULD BE"
                 bar.update(shown, description=f"{fault:<27}", completed=part, so_far=so_far + wrong)
+                if bar.disable and injector.injected % _TOLD_EVERY == 0:
+                    print(so_far + wrong, file=sys.stderr, flush=True)
 
             try:
                 await crowd.learn()
@@ -74,7 +78,7 @@ async def soak(arguments: argparse.Namespace) -> int:
 
 
 def _bar() -> Progress:
-    """On a terminal; silent elsewhere."""
+    """On a terminal; nothing elsewhere."""
     console = Console(stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[so_far]}"), TimeElapsedColumn())
     return Progress(*columns, console=console, disable=not console.is_terminal)

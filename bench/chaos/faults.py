@@ -24,11 +24,13 @@ class Fault:
         roles: kinds of parts of which all must be whole when it begins.
         inject: does it, and returns when the fault itself is over, though its consequences may not be. Gets how long
             faults that last are to last, in seconds.
+        share: how often it comes, beside the others.
     """
 
     name: str
     roles: tuple[str, ...]
     inject: Callable[[Fleet, Random, float], Awaitable[None]]
+    share: int = 4
 
 
 def duration(rng: Random, *, long: float = 0.0) -> float:
@@ -88,7 +90,7 @@ def _all_killed(role: str) -> Fault:
         await asyncio.gather(*(part.kill() for part in fleet.of(role)))
         await asyncio.gather(*(fleet.start(part) for part in fleet.of(role)))
 
-    return Fault(f"every {role} killed", (role,), inject)
+    return Fault(f"every {role} killed", (role,), inject, share=1)
 
 
 def _two_at_once(faults: Sequence[Fault]) -> Fault:

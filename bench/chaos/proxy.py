@@ -94,8 +94,9 @@ class Proxy:
 
 
 def _reset(writer: asyncio.StreamWriter) -> None:
-    connection: socket.socket | None = writer.get_extra_info("socket")
-    if connection is not None and connection.family is not socket.AF_UNIX:
-        with contextlib.suppress(OSError):  # closed already
-            connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RST)
+    if writer.transport.is_closing():
+        return
+    connection: socket.socket = writer.get_extra_info("socket")
+    if connection.family is not socket.AF_UNIX:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RST)
     writer.transport.abort()

@@ -65,7 +65,7 @@ class Injector:
             raise Stalled(f"{fault.name}: a client got no token for {_STALLED_SECONDS:g} s")
 
     async def run(self, faults: Sequence[Fault], *, seconds: float, most: int, tell: Callable[[str], None]) -> None:
-        """Faults of all kinds in equal numbers and random order, until the time is over or there were so many."""
+        """Faults of all kinds in random order, until the time is over or there were so many."""
         ends = time.monotonic() + seconds
         deck = _deck(faults, self._rng)
         waiting: list[Fault] = []
@@ -94,5 +94,8 @@ class Stalled(Exception):
 
 
 def _deck(faults: Sequence[Fault], rng: Random) -> Iterator[Fault]:
+    """First every fault once, then as often as their shares say."""
+    yield from rng.sample(faults, len(faults))
+    shares = [fault.share for fault in faults]
     while True:
-        yield from rng.sample(faults, len(faults))
+        yield from rng.sample(faults, sum(shares), counts=shares)
