@@ -3,12 +3,12 @@
     python -m bench.soak --seconds 120
     python -m bench.soak --seconds 3600 --faults 500
 
-Two orchestrators, two targets, two drafts (models without weights) and a store, all processes with a proxy between each
-two that talk, and clients (outrider.client) that stream one generation after the other with all acceptance rules. Faults
-of all kinds come in random order at random moments, one at a time; what was killed comes back in the background,
-meanwhile others follow. Every generation is held against what the store has of it, those of `greedy` and `coupled` also
-against an undisturbed run. Exits with 1 when a token was lost, repeated or another, when a client saw an error or stood
-still, or when a process did not end and come back as it should have.
+Two orchestrators, two targets, two drafts (models without weights) and a store, all of them processes with a proxy
+between each two that talk, and clients (outrider.client) that stream one generation after the other with all acceptance
+rules. Faults of all kinds come in random order at random moments, one at a time; what was killed comes back in the
+background while others follow. Every generation is held against what the store has of it, those of `greedy` and
+`coupled` also against an undisturbed run. Exits with 1 when a token was lost, repeated or another, when a client saw an
+error or stood still, or when a process did not end and come back as it should have.
 
 Pauses are between two tokens at one client; recovery is what of the longest pause was longer than the fault itself.
 """

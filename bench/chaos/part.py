@@ -3,7 +3,7 @@
 import asyncio
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
 from outrider.cli.child import Child, Command, Log
 from outrider.cli.health import until_serving
@@ -23,21 +23,29 @@ class Part:
 
     Args:
         command: what to run.
+        spawn: starts it.
         moved: called with the address of every new process, and with "" when it has ended.
         log: gets every line of its stderr.
         socket: where it listens when it is no gRPC service.
     """
 
-    def __init__(self, name: str, command: Command, moved: Callable[[str], None], log: Log, socket: str = "") -> None:
-        self.name, self.role = name, name.split()[0]
+    def __init__(
+        self,
+        command: Command,
+        spawn: Callable[[Command, Log], Awaitable[Child]],
+        moved: Callable[[str], None],
+        log: Log,
+        socket: str = "",
+    ) -> None:
+        self.name, self.role = command.name, command.name.split()[0]
         self.whole = False
         self.address = ""
-        self._command, self._moved, self._log, self._socket = command, moved, log, socket
+        self._command, self._spawn, self._moved, self._log, self._socket = command, spawn, moved, log, socket
         self._child: Child | None = None
 
     async def start(self) -> None:
         """Starts a process; returns when it serves."""
-        self._child = child = await Child.start(self._command, self._log)
+        self._child = child = await self._spawn(self._command, self._log)
         async with asyncio.timeout(START_SECONDS):
             announced, ended = asyncio.shield(child.announced), asyncio.shield(child.ended)
             await asyncio.wait({announced, ended}, return_when=asyncio.FIRST_COMPLETED)

@@ -12,7 +12,7 @@ from bench.chaos.faults import Fault, duration
 from bench.chaos.fleet import Fleet
 
 # What a client must have got after a fault for it to be over.
-_TOKENS_AFTER = 10
+_TOKENS_AFTER = 5
 _STALLED_SECONDS = 120.0
 _BETWEEN = (0.1, 0.6)
 _LONG_SHARE = 0.03
