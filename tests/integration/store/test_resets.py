@@ -1,13 +1,14 @@
 """G10: connections to the store that are reset, on the event loop that the services run on."""
 
 import asyncio
+import contextlib
 from pathlib import Path
 
 import numpy as np
 import uvloop
 
 from bench.chaos.proxy import Proxy
-from orchestrator.store.base import SessionRecord
+from orchestrator.store.base import SessionRecord, StoreError
 from orchestrator.store.redis import RedisStore
 from tests.harness.valkey import valkey_server
 
@@ -37,6 +38,11 @@ async def commit_while_connections_are_reset(port: int) -> None:
                     await asyncio.sleep(0)  # so that the other end hears of it
 
         await asyncio.gather(*map(commit_all, names))
+        for _ in range(COMMITS):
+            proxy.reset()
+            await asyncio.sleep(0)
+            with contextlib.suppress(StoreError):  # and nothing else: whoever asks is told
+                await store.ping()
         for name in names:
             record = await store.load(name)
             assert record is not None
