@@ -64,6 +64,7 @@ async def soak(arguments: argparse.Namespace) -> int:
                 tell("the rest")
                 await fleet.until_whole()
                 await crowd.leave()
+                await fleet.until_idle()
             except Stalled as stalled:
                 trouble.append(str(stalled))
             finally:

@@ -154,7 +154,6 @@ class Crowd:
             await self._generation(index, rng.choice(ASKS), rng.randint(_FEWEST_TOKENS, MOST_TOKENS))
 
     async def _generation(self, index: int, ask: Ask, wanted: int) -> None:
-        tally = self.tally
         stream = self._client.generate(token_ids=ask.prompt, timeout=_GENERATION_SECONDS, **ask.options(wanted))
         tokens, text = [], ""
         self._last[index] = time.monotonic()
@@ -165,8 +164,9 @@ class Crowd:
                 text += token.text
             stored = await self._stored(stream.session_id)
         except (OutriderError, TimeoutError) as error:
-            tally.errors.append(f"{ask.rule} after {len(tokens)} of {wanted} tokens: {error!r}")
+            self.tally.errors.append(f"{ask.rule} after {len(tokens)} of {wanted} tokens: {error!r}")
             return
+        tally = self.tally
         tally.sessions += 1
         tally.lost += max(0, len(stored) - len(tokens), wanted - len(tokens))
         tally.repeated += max(0, len(tokens) - len(stored), len(tokens) - wanted)

@@ -3,6 +3,7 @@
 import asyncio
 import re
 import sys
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
@@ -18,7 +19,7 @@ from outrider.cli.child import Child, Log
 from outrider.cli.lines import Line
 from outrider.cli.supervise import Command
 from outrider.net.channel import connect
-from outrider.v1.orchestrator_pb2 import OrchestratorServiceGetInfoRequest
+from outrider.v1.orchestrator_pb2 import OrchestratorServiceGetInfoRequest, OrchestratorServiceGetInfoResponse
 from outrider.v1.orchestrator_pb2_grpc import OrchestratorServiceStub
 
 # Passes take their time, so that streams are in their middle when something happens to them.
@@ -31,6 +32,7 @@ CLIENT, ORCHESTRATOR, DRAFTS, TARGETS, STORE = "client", "orchestrator", "draft"
 PAIRS = ((CLIENT, ORCHESTRATOR), (ORCHESTRATOR, DRAFTS), (ORCHESTRATOR, TARGETS), (ORCHESTRATOR, STORE))
 _READY = re.compile("Ready to accept connections")
 _LAST_LINES = 400
+_IDLE_SECONDS = 60.0
 
 
 @dataclass
@@ -93,6 +95,16 @@ class Fleet:
         """Returns when every part is; raises what kept one from it."""
         await asyncio.gather(*self._restarts)
 
+    async def until_idle(self) -> None:
+        """Returns when no orchestrator runs a session any more; it is trouble when one goes on for nobody."""
+        for part in self.of(ORCHESTRATOR):
+            ends = time.monotonic() + _IDLE_SECONDS
+            while (info := await _info(part.address)) is None or info.running_sessions:
+                if time.monotonic() > ends:
+                    self.trouble.append(f"{part.name} runs sessions that nobody waits for: {info}")
+                    return
+                await asyncio.sleep(0.1)
+
     async def stop(self) -> None:
         """Ends everything."""
         for task in list(self._restarts):
@@ -122,12 +134,17 @@ class Fleet:
 
 async def _usable(orchestrator: str) -> set[str]:
     """Addresses of the workers that an orchestrator uses; none while it does not answer."""
+    info = await _info(orchestrator)
+    return {worker.address for worker in info.workers if worker.usable} if info is not None else set()
+
+
+async def _info(orchestrator: str) -> OrchestratorServiceGetInfoResponse | None:
+    """What an orchestrator says of itself; None while it does not answer."""
     async with connect(orchestrator) as channel:
         try:
-            info = await OrchestratorServiceStub(channel).GetInfo(OrchestratorServiceGetInfoRequest(), timeout=5)
+            return await OrchestratorServiceStub(channel).GetInfo(OrchestratorServiceGetInfoRequest(), timeout=5)
         except grpc.aio.AioRpcError:
-            return set()
-    return {worker.address for worker in info.workers if worker.usable}
+            return None
 
 
 @asynccontextmanager

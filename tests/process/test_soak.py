@@ -71,6 +71,7 @@ async def test_g_j2_no_client_notices(table: Table, fault: Fault) -> None:
 async def test_g_j2_what_was_begun_before_the_last_fault_ends_as_it_should(table: Table) -> None:
     await table.crowd.leave()
     await table.fleet.until_whole()
+    await table.fleet.until_idle()
     assert table.crowd.tally.sessions >= CLIENTS
     table.faultless()
 
