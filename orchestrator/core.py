@@ -176,7 +176,10 @@ class Orchestrator:
             self._end(session, finish_reason(error, resumable=resumable))
             raise
         except Exception as error:
-            ending = self._end(session, finish_reason(error, resumable=resumable))
+            reason = finish_reason(error, resumable=resumable)
+            if reason == orchestrator_pb2.FINISH_REASON_ERROR:
+                log.warning("session %s has failed: %s", left.plan.session_id, error)
+            ending = self._end(session, reason)
             if not isinstance(error, StoreUnavailable):
                 # Once the client has its status, GetSession says the same.
                 await asyncio.wait({ending})

@@ -46,7 +46,10 @@ class Pipelined:
     async def ping(self) -> None:
         """Returns when a server answers. Raises as a call does, and repeats nothing."""
         async with asyncio.timeout(self._patience), self._connections:
-            await self._servers.ping()
+            try:
+                await self._servers.ping()
+            except RuntimeError as error:
+                raise _named(error) from error
 
     async def close(self) -> None:
         """Ends what is under way."""
@@ -92,11 +95,18 @@ class Pipelined:
         """What each call of one write came to: an answer, or an exception."""
         try:
             async with asyncio.timeout(self._patience):
-                answers: Sequence[Any] = await self._servers.send(calls)
+                answers = [_named(answer) for answer in await self._servers.send(calls)]
         except (AuthenticationError, AuthorizationError):
             raise
-        except TRANSIENT as error:
-            answers = [error] * len(calls)
+        except (*TRANSIENT, RuntimeError) as error:
+            answers = [_named(error)] * len(calls)
         if any(isinstance(answer, TRANSIENT) for answer in answers):
             await self._servers.forget()
         return answers
+
+
+def _named(answer: Any) -> Any:
+    """An answer; uvloop's RuntimeError for a write to a connection that was reset becomes what asyncio's loop says."""
+    if isinstance(answer, RuntimeError) and "the handler is closed" in str(answer):
+        return ConnectionResetError(str(answer))
+    return answer

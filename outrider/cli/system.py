@@ -17,6 +17,8 @@ from outrider.net.address import without_credentials
 from outrider.v1.orchestrator_pb2 import OrchestratorServiceGetInfoResponse
 
 _PAIRING_SECONDS = 10.0
+# Seconds that generations may go on after Ctrl-C, and that a service may take to end beyond (docs/reliability.md).
+_GRACE, _ENDING = 3.0, 12.0
 # Of the orchestrator, when nothing is said.
 _MAX_LOOKAHEAD = 16
 _WORKERS = 2
@@ -104,7 +106,7 @@ async def running_system(options: SystemOptions, view: StartupView) -> AsyncIter
     Raises ProcessDied or NotReady, naming the process, when a part does not come up.
     """
     async with AsyncExitStack() as stack:
-        supervisor = await stack.enter_async_context(Supervisor(log=view.log))
+        supervisor = await stack.enter_async_context(Supervisor(grace=_GRACE + _ENDING, log=view.log))
         with view:
             system = await _started(options, supervisor, view, stack)
         yield system
@@ -147,7 +149,7 @@ async def _until_all_serve(view: StartupView, addresses: dict[str, str], within:
 
 def _service(name: str, module: str, flags: dict[str, str | int]) -> Command:
     given = (word for flag, value in flags.items() if value for word in (f"--{flag}", str(value)))
-    return Command(name, (sys.executable, "-m", module, *given), environment=_ENVIRONMENT)
+    return Command(name, (sys.executable, "-m", module, "--grace", str(_GRACE), *given), environment=_ENVIRONMENT)
 
 
 def _model_flags(options: SystemOptions, model: str, threads: int) -> dict[str, str | int]:

@@ -148,3 +148,19 @@ async def test_draining_ends_after_the_grace_period_with_a_status() -> None:
         await fails_with(running, "DRAINING")
         assert not await stopping
         model.let_go()
+
+
+async def test_h5_calls_that_ended_are_forgotten_however_they_ended() -> None:
+    model = engine()
+    async with start_target(model) as target:
+        await asyncio.gather(*(target.verify(verify_item(f"s{number}", [1])) for number in range(300)))
+        model.hold()
+        cancelled = [target.call(verify_item(f"c{number}", [1])) for number in range(20)]
+        await model.until_in_pass()
+        for call in cancelled:
+            call.cancel()
+        await eventually(lambda: not target.service._calls)
+        model.let_go()
+        await eventually(lambda: not target.service.queued)
+        await target.release(*((f"{kind}{number}", 1) for kind in "sc" for number in range(300)))
+        await eventually(lambda: not target.service.load().open_sessions)

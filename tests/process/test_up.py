@@ -6,9 +6,16 @@ import signal
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
+import grpc
 import pytest
 
+from outrider.net.channel import connect
+from outrider.net.errors import from_rpc_error
+from outrider.v1 import types_pb2
+from outrider.v1.orchestrator_pb2 import GenerateRequest, GenerateResponse
+from outrider.v1.orchestrator_pb2_grpc import OrchestratorServiceStub
 from tests.harness.commands import SECONDS, Running, outrider, running
+from tests.harness.orchestrator import ask
 from tests.harness.processes import children_of, command_line, until_gone
 
 TARGET = "synthetic:vocab_size=26,seed=5,order=2,scale=2.5"
@@ -68,6 +75,28 @@ async def test_up_serves_generate_and_ends_with_a_signal(monkeypatch: pytest.Mon
         code, _, err = await system.end()
         assert (code, err.splitlines()[-1]) == (0, "stopped")
         await until_gone(*children)
+
+
+async def rest_of(call: "grpc.aio.UnaryStreamCall[GenerateRequest, GenerateResponse]") -> None:
+    while await call.read() is not grpc.aio.EOF:
+        pass
+
+
+async def test_j7_ctrl_c_lets_a_generation_end_with_its_reason() -> None:
+    slow = f"{TARGET},pass_ms=50"
+    async with up("--target", slow, "--draft", DRAFT, "--store", "memory://", "--lookahead", "0") as system:
+        async with connect(system.addresses["orchestrator"]) as channel:
+            call = OrchestratorServiceStub(channel).Generate(ask((0, 1, 2), max_tokens=2000), timeout=SECONDS)
+            for _ in range(3):
+                await call.read()
+            system.interrupt()
+            with pytest.raises(grpc.aio.AioRpcError) as ended:
+                await rest_of(call)
+        error = from_rpc_error(ended.value)
+        assert error is not None, ended.value
+        assert error.reason == types_pb2.ERROR_REASON_DRAINING
+        code, _, err = await system.end()
+        assert code == 0, err
 
 
 async def test_death_of_a_service_ends_the_others_and_is_told() -> None:

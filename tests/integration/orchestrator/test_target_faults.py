@@ -1,6 +1,7 @@
-"""G6, G8, J4, K3: targets that die, return, lie, or answer with more than fits."""
+"""G4, G6, G8, J4, K3: targets that die, return, lie, or answer with more than fits."""
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable, Sequence
 
 import grpc
@@ -10,6 +11,7 @@ from google.rpc.error_details_pb2 import ErrorInfo
 from google.rpc.status_pb2 import Status
 
 from orchestrator.links import target as target_link
+from orchestrator.links.target import TargetLink
 from orchestrator.records import name_at_targets
 from outrider.lm.engine import Segment
 from outrider.lm.synthetic_spec import SyntheticSpec
@@ -78,22 +80,39 @@ async def test_a_target_that_forgot_a_session_gets_the_prefix_again_in_the_same_
             assert counters.read()["outrider.prefix_resent"] == 1
 
 
-async def test_one_of_several_targets_dies_and_its_sessions_move() -> None:
+def count_whole_prefixes(link: TargetLink) -> Counter[str]:
+    """By session: how many of the items that the link is given from now on carry all committed tokens."""
+    counts: Counter[str] = Counter()
+    verify = link.verify
+
+    async def counting(item: VerifyItem) -> VerifyResult:
+        counts[item.session_id] += len(item.prefix_tokens) == 4 * item.base_length
+        return await verify(item)
+
+    link.verify = counting  # type: ignore[method-assign]
+    return counts
+
+
+async def test_g4_one_of_several_targets_dies_and_its_sessions_move_at_the_price_of_one_prefix_each() -> None:
     async with start_target(target_engine()) as first, start_target(target_engine()) as second:
         async with (
             start_draft(draft_engine()) as draft,
             start_orchestrator([first.address, second.address], [draft.address]) as orchestrator,
         ):
             prompts = [(index, 9) for index in range(8)]
-            clients = [Client(orchestrator, ask(prompt, max_tokens=300, temperature=0)) for prompt in prompts]
+            clients = [
+                Client(orchestrator, ask(prompt, max_tokens=300, temperature=0), timeout=60) for prompt in prompts
+            ]
             for client in clients:
                 await client.until_tokens(5)
             assert [link.sessions for link in orchestrator.core.targets.links] == [4, 4]
+            whole = count_whole_prefixes(orchestrator.core.targets.links[1])
             await crash(first)
             for client, prompt in zip(clients, prompts, strict=True):
                 assert (await client.finish()).ids == greedy_output(prompt, 300)
             await eventually(lambda: not orchestrator.core.sessions and not second.service.load().open_sessions)
             assert [link.sessions for link in orchestrator.core.targets.links] == [0, 0]
+            assert sorted(whole.values()) == [0, 0, 0, 0, 1, 1, 1, 1]
 
 
 async def test_without_any_target_a_stream_ends_with_a_status_within_the_failover_time() -> None:
