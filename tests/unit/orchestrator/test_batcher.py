@@ -30,7 +30,7 @@ class Worker:
         self.cancelled = 0
         self.arrived = asyncio.Condition()
 
-    async def send(self, items: Sequence[VerifyItem]) -> VerifyResponse:
+    async def send(self, items: Sequence[VerifyItem], left: float) -> VerifyResponse:
         gate = asyncio.Event()
         async with self.arrived:
             self.calls.append([one.session_id for one in items])
@@ -176,7 +176,7 @@ async def test_c8_a_dropped_item_is_answered_when_the_call_that_holds_it_is() ->
 
 
 async def test_a_failed_call_fails_every_item_with_its_reason() -> None:
-    async def send(items: Sequence[VerifyItem]) -> VerifyResponse:
+    async def send(items: Sequence[VerifyItem], left: float) -> VerifyResponse:
         raise OutriderError(types_pb2.ERROR_REASON_QUEUE_FULL, "full", retry_after=0.5)
 
     batcher = Batcher(send)
@@ -187,7 +187,7 @@ async def test_a_failed_call_fails_every_item_with_its_reason() -> None:
 
 @pytest.mark.parametrize("results", [[], [VerifyResult(session_id="other", base_length=1)]])
 async def test_f1_an_answer_for_another_session_or_none_is_an_error(results: list[VerifyResult]) -> None:
-    async def send(items: Sequence[VerifyItem]) -> VerifyResponse:
+    async def send(items: Sequence[VerifyItem], left: float) -> VerifyResponse:
         return VerifyResponse(results=results)
 
     batcher = Batcher(send)
@@ -197,7 +197,7 @@ async def test_f1_an_answer_for_another_session_or_none_is_an_error(results: lis
 
 
 async def test_a_bug_in_the_call_never_leaves_an_item_waiting() -> None:
-    async def send(items: Sequence[VerifyItem]) -> VerifyResponse:
+    async def send(items: Sequence[VerifyItem], left: float) -> VerifyResponse:
         raise ZeroDivisionError
 
     batcher = Batcher(send)
