@@ -92,7 +92,7 @@ class Admission:
         place = Place(tenant, demand, min(caller.deadline, now + self._config.queue_timeout))
         self._queue(place)
         self._dispatch()
-        if not place.runs:
+        if not place.called.done():
             self._shed(place, now)
             await self._wait(place)
         if place.refusal is not None:

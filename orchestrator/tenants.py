@@ -65,7 +65,7 @@ class TenantLimits(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    weight: float = Field(default=1.0, gt=0, le=1e6, description="share beside other tenants where there is not enough for all")
+    weight: float = Field(default=1.0, gt=0, le=1e6, description="share where there is not enough for all")
     max_sessions: int | None = Field(default=None, ge=1, description="generations that run at once")
     tokens_per_second: float | None = Field(default=None, gt=0, description="prompt and generated tokens, on average")
     burst: float | None = Field(default=None, gt=0, description="tokens that may come at once; 10 s' worth unless told")
