@@ -209,8 +209,8 @@ class Admission:
         self._metrics.refused()
         expected = self._expected_wait(tenant, _now()) or _UNKNOWN_RETRY
         retry_after = min(max(expected, _LEAST_RETRY), _LONGEST_RETRY)
-        most = self._config.max_sessions
-        message = f"{self.sessions} generations run, the limit is {most}; refused because {why}"
+        limits = f"the limits are {self._config.max_sessions} and {self._config.max_running_tokens}"
+        message = f"{self.sessions} generations of {self.tokens} tokens run, {limits}; refused because {why}"
         return OutriderError(types_pb2.ERROR_REASON_QUEUE_FULL, message, retry_after=retry_after)
 
     def _too_late(self, tenant: Tenant) -> OutriderError:

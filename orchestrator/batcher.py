@@ -7,7 +7,7 @@ that is much shorter than a pass, and for no longer.
 
 Items that carry a long prefix go in calls of their own, because a call is answered when its last item is done.
 
-A call that cannot hold all that waits takes the oldest. With several tenants it takes no more than the worker computes
+A call that cannot hold all that waits takes the oldest. Among several tenants it takes no more than the worker computes
 in one pass, from the tenant that was served least first.
 """
 
@@ -31,6 +31,8 @@ Send = Callable[[Sequence[VerifyItem], float], Awaitable[VerifyResponse]]
 # Items with more new tokens than this do not share a call: its neighbours would wait for a prompt.
 SHORT_ITEM_TOKENS = 128
 _BYTES_PER_TOKEN = 4
+# A tenant counts as present for so long after its last item.
+_PRESENT_SECONDS = 5.0
 
 
 @dataclass(frozen=True)
@@ -76,6 +78,8 @@ class _Lane:
         calls: how many it holds.
         expected: sessions of the call that returned last that are not back.
         held_until: when they are not waited for any more, in the loop's time.
+        tenants: whose items came, and when the last one did.
+        shares: what each was served.
     """
 
     max_items: int
@@ -84,14 +88,21 @@ class _Lane:
     calls: int = 0
     expected: set[str] = field(default_factory=set)
     held_until: float = 0.0
+    tenants: dict[str, float] = field(default_factory=dict)
     shares: Shares = field(default_factory=Shares)
+
+    def add(self, waiting: _Waiting) -> None:
+        """The item waits."""
+        self.waiting[waiting.future] = waiting
+        self.expected.discard(waiting.item.session_id)
+        self.tenants[waiting.caller.tenant] = waiting.since
 
     def take(self, max_rows: float, max_positions: float) -> list[_Waiting]:
         """The items of the next call, at least one: with so many dense rows at most, and with so many positions where
-        several tenants wait.
+        there are several tenants. One that is on its way back would wait behind the passes of a longer call.
         """
         waiting: Iterable[_Waiting] = self.waiting.values()
-        if len({each.caller.tenant for each in waiting}) > 1:
+        if self._several():
             waiting = in_turn(waiting, self.shares)
         else:
             max_positions = math.inf
@@ -105,6 +116,13 @@ class _Lane:
         for each in taken:
             del self.waiting[each.future]
         return taken
+
+    def _several(self) -> bool:
+        """Whether more than one tenant has been here of late."""
+        if len(self.tenants) > 1:
+            gone = asyncio.get_running_loop().time() - _PRESENT_SECONDS
+            self.tenants = {tenant: since for tenant, since in self.tenants.items() if since > gone}
+        return len(self.tenants) > 1
 
 
 class Batcher:
@@ -149,8 +167,7 @@ class Batcher:
         lane = self._short if len(item.prefix_tokens) <= SHORT_ITEM_TOKENS * _BYTES_PER_TOKEN else self._long
         future: asyncio.Future[VerifyResult] = loop.create_future()
         rows = len(item.draft_tokens) // _BYTES_PER_TOKEN + 1 if item.row_format == ROW_FORMAT_LOGITS else 0
-        lane.waiting[future] = _Waiting(item, future, loop.time(), caller, rows)
-        lane.expected.discard(item.session_id)
+        lane.add(_Waiting(item, future, loop.time(), caller, rows))
         # Not at once: what other sessions add in this turn of the loop goes along.
         loop.call_soon(self._pump, lane)
         try:
