@@ -4,9 +4,9 @@
 
 Scripted workers (bench/scripted_workers.py) and an orchestrator that runs few generations at once. A few more clients
 than that, of one tenant, come again when they are told to: what they get alone is what the system can do. Then another
-tenant sends so many times as many requests a second and does not care for the answers. Exits with 1 when a figure misses
-its limit; when a request ends in any other way than with its tokens or with RESOURCE_EXHAUSTED and RetryInfo; and when
-the process dies.
+tenant sends so many times as many requests a second and does not care for the answers. Exits with 1 when a figure
+misses its limit; when a request ends in any other way than with its tokens or with RESOURCE_EXHAUSTED and RetryInfo;
+and when the process dies.
 
 Figures: tokens per second under that load against those before (0.9); the first tenant's tokens against its share, half
 of all (0.9); median and 90th percentile of the time in which requests are refused (20 and 100 ms); seconds after the

@@ -50,6 +50,8 @@ def by_metadata(key: str) -> TenantOf:
     Raises OutriderError(INVALID_FIELD) for a name that is too long.
     """
 
+    key = key.lower()  # as gRPC writes them
+
     def tenant_of(context: Context) -> str:
         names = [value for name, value in context.invocation_metadata() or () if name == key]
         name = str(names[0]) if names else ""

@@ -11,8 +11,18 @@ import pytest
 from orchestrator.batcher import _Waiting
 from orchestrator.tenants import TenantLimits, Tenants, by_metadata
 from outrider.v1.orchestrator_pb2 import FINISH_REASON_UNSPECIFIED, GetSessionRequest, ResumeRequest
+from outrider.v1.target_pb2 import ROW_FORMAT_LOGITS, VerifyResponse
 from tests.harness.engines import DEADLINE
-from tests.harness.faults import Client, HookedEngine, draft_engine, greedy_output, refused, small_window, target_engine
+from tests.harness.faults import (
+    VOCAB,
+    Client,
+    HookedEngine,
+    draft_engine,
+    greedy_output,
+    refused,
+    small_window,
+    target_engine,
+)
 from tests.harness.orchestrator import RunningOrchestrator, ask, start_orchestrator
 from tests.harness.workers import eventually, start_draft, start_target
 
@@ -161,6 +171,36 @@ async def test_f_a_tenant_of_four_sessions_waits_for_no_pass_of_one_of_a_hundred
         waited, taken = (sum(each[which]["b"] for each in beside) for which in (0, 1))
         assert taken >= 0.9 * waited, beside
         assert all(call.total() <= 8 for _, call in beside[2:]), beside
+
+
+async def test_dense_rows_of_more_sessions_than_one_answer_holds_go_in_several_calls(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # As if a message held the rows of ten blocks: at 152,064 tokens and a lookahead of 4 it holds those of 86.
+    for module in ("orchestrator.batcher", "target_service.service"):
+        monkeypatch.setattr(f"{module}.MAX_ROWS_BYTES", 10 * 5 * VOCAB * 4)
+    async with serving(copying=True) as (orchestrator, model):
+        (link,) = orchestrator.core.targets.links
+        answers, verify = [], link._stub.Verify
+
+        async def noted(request: object, **options: float) -> VerifyResponse:
+            answer = await verify(request, **options)
+            answers.append(answer)
+            return answer  # type: ignore[no-any-return]
+
+        link._stub.Verify = noted  # type: ignore[method-assign,assignment]
+        model.hold()
+        requests = [
+            ask((index % 16, index // 16), max_tokens=20, temperature=0, lookahead=4, row_format=ROW_FORMAT_LOGITS)
+            for index in range(40)
+        ]
+        together = [asyncio.create_task(orchestrator.generate(request)) for request in requests]
+        await eventually(lambda: len(link._batcher._short.waiting) >= 20)
+        model.let_go()
+        for request, generation in zip(requests, together, strict=True):
+            assert (await generation).ids == greedy_output(request.token_ids.ids, 20)
+        assert max(len(answer.results) for answer in answers) > 10  # blocks that are short, or none
+        assert all(not result.status.code for answer in answers for result in answer.results)
 
 
 async def test_h7_hundreds_of_slow_readers_are_bounded_and_none_is_ended() -> None:
