@@ -94,6 +94,7 @@ class Admission:
         self._dispatch()
         if not place.called.done():
             self._shed(place, now)
+            self._dispatch()  # what was first in its queue may have been refused
             await self._wait(place)
         if place.refusal is not None:
             raise place.refusal
@@ -112,6 +113,7 @@ class Admission:
             raise
         if not place.called.done():
             self._refuse(place, self._too_late(place.tenant))
+            self._dispatch()
 
     def _shed(self, place: Place, now: float) -> None:
         """Refuses requests, this one or others, until what waits is no more than may."""

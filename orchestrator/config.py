@@ -60,7 +60,7 @@ class OrchestratorConfig(ServiceConfig):
     )
     max_waiting: int = Field(256, ge=0, description="requests that wait for one to end; more are refused")
     max_waiting_tokens: int = Field(
-        4_194_304, ge=0, description="prompt tokens of the requests that wait, a byte of text counting as one"
+        16_777_216, ge=0, description="prompt tokens of the requests that wait, a byte of text counting as one"
     )
     queue_timeout: float = Field(5.0, gt=0, description="seconds that a request may wait before it is refused")
     reader_timeout: float = Field(

@@ -130,10 +130,11 @@ async def test_what_waits_is_refused_when_the_orchestrator_drains_and_what_runs_
 async def test_tenants_have_their_own_limits_by_the_metadata_that_name_them() -> None:
     tenants = Tenants(default=TenantLimits(max_sessions=1))
     async with serving(tenants=tenants, tenant_of=by_metadata(TENANT)) as (orchestrator, _):
-        first, second, other = (calling(orchestrator, name) for name in ("a", "a", "b"))
+        first = calling(orchestrator, "a")
         await first.until_tokens(1)
+        second, other = calling(orchestrator, "a"), calling(orchestrator, "b")
         await other.until_tokens(1)
-        assert orchestrator.core.admission.waiting == 1
+        await eventually(lambda: orchestrator.core.admission.waiting == 1)
         first.cancel()
         await second.until_tokens(1)
         await refused(calling(orchestrator, "x" * 129).finish(), "INVALID_FIELD", grpc.StatusCode.INVALID_ARGUMENT)
@@ -215,8 +216,13 @@ async def test_h7_hundreds_of_slow_readers_are_bounded_and_none_is_ended() -> No
         readers = [reader(index) for index in range(256)]
 
         async def read(messages: int) -> None:
-            for _ in range(messages):
-                await asyncio.gather(*(one.read() for one in readers))
+            # All at once take a while on a busy machine, and each message has only DEADLINE with `Client.read`.
+            async with asyncio.timeout(3 * DEADLINE):
+                for _ in range(messages):
+                    for one, message in zip(
+                        readers, await asyncio.gather(*(one.call.read() for one in readers)), strict=True
+                    ):
+                        one.generation.add(message)
 
         async def committed() -> list[int]:
             states = [await orchestrator.core.store.load(f"r{index}") for index in range(256)]

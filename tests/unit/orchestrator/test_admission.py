@@ -163,6 +163,20 @@ async def test_the_wait_ends_in_time_and_what_has_no_time_left_never_begins() ->
     assert empty(one)
 
 
+async def test_who_waited_behind_one_that_is_refused_goes_in_where_there_is_room() -> None:
+    one = admission(max_running_tokens=250, queue_timeout=0.2)
+    async with requests(one, 1):
+        long = Request(one, Demand(1, 200, 0))
+        await settled()
+        one._config = one._config.model_copy(update={"queue_timeout": LONG})
+        async with requests(one, 1) as (short,):
+            assert not short.runs
+            await long.refusal()
+            await settled()
+            assert short.runs
+    assert empty(one)
+
+
 async def test_a_request_that_is_called_and_leaves_in_the_same_moment_leaves_nothing() -> None:
     one = admission(max_sessions=1)
     async with requests(one, 3) as ones:
