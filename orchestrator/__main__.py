@@ -13,7 +13,7 @@ from orchestrator.metrics import Metrics
 from orchestrator.service import SERVICE_NAME, OrchestratorServicer
 from orchestrator.store import SessionStore, open_store
 from orchestrator.store.base import StoreError
-from orchestrator.tenants import Tenants, by_metadata, load_tenants, no_tenant
+from orchestrator.tenants import Tenants, by_metadata, by_token, load_tenants
 from outrider.config import ConfigError
 from outrider.lm.tokenizer import load_tokenizer
 from outrider.net.address import is_loopback
@@ -36,9 +36,9 @@ async def serve(config: OrchestratorConfig) -> int:
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     tenants, store = _tenants(config), _open(config)
     await store.ping()
-    orchestrator = Orchestrator(config, load_tokenizer(config.tokenizer), store, Metrics(), tenants)
+    orchestrator = Orchestrator(config, load_tokenizer(config.tokenizer), store, Metrics(), tenants=tenants)
     server = Server(SERVICE_NAME, max_receive_bytes=MAX_REQUEST_BYTES, interceptors=_authentication(config))
-    tenant_of = by_metadata(config.tenant_metadata) if config.tenant_metadata else no_tenant
+    tenant_of = by_metadata(config.tenant_metadata) if config.tenant_metadata else by_token
     servicer = OrchestratorServicer(orchestrator, tenant_of)
     orchestrator_pb2_grpc.add_OrchestratorServiceServicer_to_server(servicer, server.grpc)
     announce(config.host, await server.start(config.host, config.port, config.tls))

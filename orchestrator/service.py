@@ -14,7 +14,7 @@ from orchestrator.generation import GenerationCall
 from orchestrator.names import owned, told
 from orchestrator.running import Running, being_cancelled, interrupted
 from orchestrator.store.base import FINISHED
-from orchestrator.tenants import Caller, TenantOf, no_tenant
+from orchestrator.tenants import Caller, TenantOf, by_token
 from outrider import __version__
 from outrider.net.arrays import to_bytes
 from outrider.net.errors import OutriderError, abort
@@ -44,7 +44,7 @@ class OrchestratorServicer(orchestrator_pb2_grpc.OrchestratorServiceServicer):
         tenant_of: who a call is for.
     """
 
-    def __init__(self, orchestrator: Orchestrator, tenant_of: TenantOf = no_tenant) -> None:
+    def __init__(self, orchestrator: Orchestrator, tenant_of: TenantOf = by_token) -> None:
         self._orchestrator, self._tenant_of = orchestrator, tenant_of
         self._draining = False
         self.running = Running()

@@ -11,6 +11,7 @@ import grpc
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from outrider.net.errors import invalid_field
+from outrider.net.tokens import tenant
 
 MAX_NAME = 128
 # A bucket whose size is not given holds what comes in so many seconds.
@@ -39,9 +40,9 @@ class Caller:
 ANYONE = Caller()
 
 
-def no_tenant(_: Context) -> str:
-    """All callers are one tenant."""
-    return ""
+def by_token(_: Context) -> str:
+    """The tenant whose token the call carries; all callers are one where none is asked for."""
+    return tenant()
 
 
 def by_metadata(key: str) -> TenantOf:

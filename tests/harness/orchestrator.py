@@ -15,7 +15,7 @@ from orchestrator.discovery import Resolve, resolve
 from orchestrator.metrics import Metrics
 from orchestrator.service import SERVICE_NAME, OrchestratorServicer
 from orchestrator.store import SessionStore, open_store
-from orchestrator.tenants import TenantOf, Tenants, no_tenant
+from orchestrator.tenants import TenantOf, Tenants, by_token
 from outrider.lm.tokenizer import load_tokenizer
 from outrider.net.channel import MAX_REQUEST_BYTES, connect
 from outrider.net.server import Server
@@ -118,7 +118,7 @@ async def start_orchestrator(
     expect: tuple[int, int] | None = None,
     resolve: Resolve = resolve,
     tenants: Tenants | None = None,
-    tenant_of: TenantOf = no_tenant,
+    tenant_of: TenantOf = by_token,
     **settings: object,
 ) -> AsyncIterator[RunningOrchestrator]:
     """Starts an orchestrator on a free port and waits until its workers are linked.
