@@ -13,6 +13,7 @@ from orchestrator.metrics import Metrics
 from orchestrator.service import SERVICE_NAME, OrchestratorServicer
 from orchestrator.store import SessionStore, open_store
 from orchestrator.store.base import StoreError
+from orchestrator.tenants import Tenants, by_metadata, by_token, load_tenants
 from outrider.config import ConfigError
 from outrider.lm.tokenizer import load_tokenizer
 from outrider.net.address import is_loopback
@@ -33,11 +34,12 @@ async def serve(config: OrchestratorConfig) -> int:
     """Runs until SIGTERM or SIGINT; returns the exit code."""
     torch.set_num_threads(1)
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    store = _open(config)
+    tenants, store = _tenants(config), _open(config)
     await store.ping()
-    orchestrator = Orchestrator(config, load_tokenizer(config.tokenizer), store, Metrics())
+    orchestrator = Orchestrator(config, load_tokenizer(config.tokenizer), store, Metrics(), tenants=tenants)
     server = Server(SERVICE_NAME, max_receive_bytes=MAX_REQUEST_BYTES, interceptors=_authentication(config))
-    servicer = OrchestratorServicer(orchestrator)
+    tenant_of = by_metadata(config.tenant_metadata) if config.tenant_metadata else by_token
+    servicer = OrchestratorServicer(orchestrator, tenant_of)
     orchestrator_pb2_grpc.add_OrchestratorServiceServicer_to_server(servicer, server.grpc)
     announce(config.host, await server.start(config.host, config.port, config.tls))
     orchestrator.start()
@@ -92,6 +94,13 @@ def _open(config: OrchestratorConfig) -> SessionStore:
         )
     except ValueError as error:
         raise ConfigError(f"--store: {error}") from error
+
+
+def _tenants(config: OrchestratorConfig) -> Tenants:
+    try:
+        return load_tenants(config.tenants)
+    except ValueError as error:
+        raise ConfigError(f"--tenants: {error}") from error
 
 
 if __name__ == "__main__":

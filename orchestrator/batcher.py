@@ -6,33 +6,65 @@ and they would go on in two halves that wait for each other. So a call is held f
 that is much shorter than a pass, and for no longer.
 
 Items that carry a long prefix go in calls of their own, because a call is answered when its last item is done.
+
+A call that cannot hold all that waits takes the oldest. Among several tenants it takes no more than the worker computes
+in one pass, from the tenant that was served least first.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+import math
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import islice
 
+from orchestrator.fairness import Shares, in_turn
 from orchestrator.running import being_cancelled
+from orchestrator.tenants import ANYONE, Caller
+from outrider.net.answers import MAX_ROWS_BYTES
 from outrider.net.errors import OutriderError
 from outrider.v1 import types_pb2
-from outrider.v1.target_pb2 import VerifyItem, VerifyResponse, VerifyResult
+from outrider.v1.target_pb2 import ROW_FORMAT_LOGITS, VerifyItem, VerifyResponse, VerifyResult
 
-Send = Callable[[Sequence[VerifyItem]], Awaitable[VerifyResponse]]
+# With the seconds after which nobody waits for the answer any more.
+Send = Callable[[Sequence[VerifyItem], float], Awaitable[VerifyResponse]]
 
 # Items with more new tokens than this do not share a call: its neighbours would wait for a prompt.
 SHORT_ITEM_TOKENS = 128
 _BYTES_PER_TOKEN = 4
+# A tenant counts as present for so long after its last item.
+_PRESENT_SECONDS = 5.0
 
 
 @dataclass(frozen=True)
 class _Waiting:
-    """An item on its way, and since when it waits for a call."""
+    """An item on its way.
+
+    Attributes:
+        since: when it began to wait for a call.
+        caller: for whom.
+        rows: positions whose logits the answer holds.
+    """
 
     item: VerifyItem
     future: "asyncio.Future[VerifyResult]"
     since: float
+    caller: Caller
+    rows: int
+
+    @property
+    def tenant(self) -> str:
+        """Whose it is."""
+        return self.caller.tenant
+
+    @property
+    def positions(self) -> int:
+        """Positions that the target computes for it."""
+        return (len(self.item.prefix_tokens) + len(self.item.draft_tokens)) // _BYTES_PER_TOKEN
+
+    @property
+    def price(self) -> float:
+        """What it costs its tenant."""
+        return self.positions / self.caller.weight
 
 
 @dataclass
@@ -40,11 +72,14 @@ class _Lane:
     """One kind of call.
 
     Attributes:
+        max_items: most items of a call.
         free_calls: how many more the worker may hold.
         waiting: the items that wait for the next one, oldest first.
         calls: how many it holds.
         expected: sessions of the call that returned last that are not back.
         held_until: when they are not waited for any more, in the loop's time.
+        tenants: whose items came, and when the last one did.
+        shares: what each was served.
     """
 
     max_items: int
@@ -53,11 +88,41 @@ class _Lane:
     calls: int = 0
     expected: set[str] = field(default_factory=set)
     held_until: float = 0.0
+    tenants: dict[str, float] = field(default_factory=dict)
+    shares: Shares = field(default_factory=Shares)
 
-    def take(self) -> list[_Waiting]:
-        """The items of the next call."""
-        taken = list(islice(self.waiting, self.max_items))
-        return [self.waiting.pop(future) for future in taken]
+    def add(self, waiting: _Waiting) -> None:
+        """The item waits."""
+        self.waiting[waiting.future] = waiting
+        self.expected.discard(waiting.item.session_id)
+        self.tenants[waiting.caller.tenant] = waiting.since
+
+    def take(self, max_rows: float, max_positions: float) -> list[_Waiting]:
+        """The items of the next call, at least one: with so many dense rows at most, and with so many positions where
+        there are several tenants. One that is on its way back would wait behind the passes of a longer call.
+        """
+        waiting: Iterable[_Waiting] = self.waiting.values()
+        if self._several():
+            waiting = in_turn(waiting, self.shares)
+        else:
+            max_positions = math.inf
+        taken: list[_Waiting] = []
+        for each in waiting:
+            max_rows -= each.rows
+            max_positions -= each.positions
+            if taken and (len(taken) == self.max_items or max_rows < 0 or max_positions < 0):
+                break
+            taken.append(each)
+        for each in taken:
+            del self.waiting[each.future]
+        return taken
+
+    def _several(self) -> bool:
+        """Whether more than one tenant has been here of late."""
+        if len(self.tenants) > 1:
+            gone = asyncio.get_running_loop().time() - _PRESENT_SECONDS
+            self.tenants = {tenant: since for tenant, since in self.tenants.items() if since > gone}
+        return len(self.tenants) > 1
 
 
 class Batcher:
@@ -70,6 +135,10 @@ class Batcher:
         prefills_in_flight: calls with a long prefix that the worker may hold at once.
         hold: how long a call waits for the sessions of the call before, in seconds; while it is more than 0 the worker
             holds one call at a time.
+
+    Attributes:
+        row_bytes: of the logits of one position; 0 while unknown.
+        max_positions: most positions that the worker computes in a pass; 0 while unknown.
     """
 
     def __init__(
@@ -87,8 +156,9 @@ class Batcher:
         self._calls: set[asyncio.Task[None]] = set()
         self._under_way: dict[str, asyncio.Future[VerifyResponse]] = {}
         self._hold = hold
+        self.row_bytes = self.max_positions = 0
 
-    async def verify(self, item: VerifyItem) -> VerifyResult:
+    async def verify(self, item: VerifyItem, caller: Caller = ANYONE) -> VerifyResult:
         """The result of one item; its queue time is that here and at the worker together.
 
         Raises OutriderError when its call failed; cancelling drops the item.
@@ -96,8 +166,8 @@ class Batcher:
         loop = asyncio.get_running_loop()
         lane = self._short if len(item.prefix_tokens) <= SHORT_ITEM_TOKENS * _BYTES_PER_TOKEN else self._long
         future: asyncio.Future[VerifyResult] = loop.create_future()
-        lane.waiting[future] = _Waiting(item, future, loop.time())
-        lane.expected.discard(item.session_id)
+        rows = len(item.draft_tokens) // _BYTES_PER_TOKEN + 1 if item.row_format == ROW_FORMAT_LOGITS else 0
+        lane.add(_Waiting(item, future, loop.time(), caller, rows))
         # Not at once: what other sessions add in this turn of the loop goes along.
         loop.call_soon(self._pump, lane)
         try:
@@ -137,7 +207,7 @@ class Batcher:
         while lane.free_calls and lane.waiting and not self._held(lane):
             lane.free_calls -= 1
             lane.calls += 1
-            batch = lane.take()
+            batch = lane.take(MAX_ROWS_BYTES // (self.row_bytes or 1), self.max_positions or math.inf)
             call = asyncio.create_task(self._call(batch))
             self._calls.add(call)
             call.add_done_callback(partial(self._returned, lane, [each.item.session_id for each in batch]))
@@ -162,7 +232,8 @@ class Batcher:
     async def _call(self, batch: list[_Waiting]) -> None:
         futures = [waiting.future for waiting in batch]
         began = asyncio.get_running_loop().time()
-        call = asyncio.ensure_future(self._send([waiting.item for waiting in batch]))
+        left = max(waiting.caller.deadline for waiting in batch) - began
+        call = asyncio.ensure_future(self._send([waiting.item for waiting in batch], left))
         _cancel_when_all_done(futures, call)
         sessions = [waiting.item.session_id for waiting in batch]
         self._under_way.update(dict.fromkeys(sessions, call))

@@ -54,7 +54,22 @@ class OrchestratorConfig(ServiceConfig):
     draft_tls_name: str = Field("", description="name in the drafts' certificates; none: the host of the address")
     keys_file: str = Field("", description="file of NAME:SHA256 lines; with keys, calls need a token")
     keys: SecretStr = Field(SecretStr(""), description="such lines themselves, instead of a file or beside it")
-    max_sessions: int = Field(1_024, ge=1, description="generations that run at once; more are refused")
+    max_sessions: int = Field(1_024, ge=1, description="generations that run at once; more wait")
+    max_running_tokens: int = Field(
+        16_777_216, ge=1, description="tokens of the prompts and outputs (max_tokens) of what runs at once; more wait"
+    )
+    max_waiting: int = Field(256, ge=0, description="requests that wait for one to end; more are refused")
+    max_waiting_tokens: int = Field(
+        16_777_216, ge=0, description="prompt tokens of the requests that wait, a byte of text counting as one"
+    )
+    queue_timeout: float = Field(5.0, gt=0, description="seconds that a request may wait before it is refused")
+    reader_timeout: float = Field(
+        300.0, gt=0, description="seconds that a session waits for a client that does not read"
+    )
+    tenants: str = Field("", description="TOML file of the tenants' weights and limits; none: all are alike")
+    tenant_metadata: str = Field(
+        "", description="request metadata that name the tenant, where a proxy sets them and clients cannot"
+    )
 
     @field_validator("lookahead", mode="before")
     @classmethod

@@ -2,13 +2,14 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager
 from typing import TypeVar
 
 from transformers import PreTrainedTokenizerBase
 
+from orchestrator.admission import Admission
 from orchestrator.choices import plan_choices
 from orchestrator.config import OrchestratorConfig
 from orchestrator.discovery import Resolve, parse_sources, resolve
@@ -28,6 +29,7 @@ from orchestrator.session import Session
 from orchestrator.shortfalls import Shortfalls
 from orchestrator.store import fence
 from orchestrator.store.base import RUNNING, SessionRecord, SessionStore, StoreError, StoreUnavailable
+from orchestrator.tenants import ANYONE, Caller, Tenants
 from orchestrator.text.detokenizer import Spelling
 from orchestrator.text.output import Output
 from orchestrator.turn import Turn
@@ -37,8 +39,8 @@ from outrider.law.batch import ENTRIES_PER_CALL
 from outrider.lm.grammars import SessionGrammars
 from outrider.lm.tokenizer import vocabulary_of
 from outrider.net.arrays import int32s
-from outrider.net.errors import OutriderError, invalid_field
-from outrider.v1 import orchestrator_pb2, types_pb2
+from outrider.net.errors import invalid_field
+from outrider.v1 import orchestrator_pb2
 from outrider.v1.orchestrator_pb2 import FinishReason, GenerateRequest
 
 log = logging.getLogger(__name__)
@@ -59,16 +61,18 @@ class Orchestrator:
         store: SessionStore,
         metrics: Metrics,
         resolve: Resolve = resolve,
+        tenants: Tenants | None = None,
     ) -> None:
         self.config = config
         self._resolve = resolve
+        self.tenants = tenants or Tenants()
+        self.admission = Admission(config, self.tenants, metrics)
         self.store = store
         self.targets = TargetPool()
         self.drafts = DraftPool(config.draft_hedge)
         self.shortfalls = Shortfalls(self.targets, self.drafts, config.max_lookahead)
         self.services = Services(Judge(), store, metrics)
         self._audits = Turn(audit_each, lambda claim: len(claim.law.token_ids), ENTRIES_PER_CALL)
-        self.sessions = 0
         self._target_tls = config.worker_tls(config.target_tls_name)
         self._draft_tls = config.worker_tls(config.draft_tls_name)
         self._tokenizer = tokenizer
@@ -77,8 +81,6 @@ class Orchestrator:
         self._grammars = SessionGrammars(tokenizer, self._vocabulary.size)
         # One thread: fast tokenizers keep truncation and padding as mutable state.
         self._planner = ThreadPoolExecutor(1, thread_name_prefix="planner")
-        self._idle = asyncio.Event()
-        self._idle.set()
         self._endings: set[asyncio.Task[None]] = set()
 
     def start(self) -> None:
@@ -99,7 +101,7 @@ class Orchestrator:
         """Waits for sessions that are ending, but not for long, then disconnects."""
         try:
             async with asyncio.timeout(CLOSE_SECONDS):
-                await self._idle.wait()
+                await self.admission.wait_idle()
                 await asyncio.gather(*self._endings, return_exceptions=True)
         except TimeoutError:
             log.warning("%d sessions were still running or ending", self.sessions + len(self._endings))
@@ -109,21 +111,10 @@ class Orchestrator:
         self._planner.shutdown(wait=False, cancel_futures=True)
         await self.store.close()
 
-    @contextmanager
-    def admitted(self, sessions: int) -> Iterator[None]:
-        """Room for so many sessions. Raises OutriderError(QUEUE_FULL)."""
-        limit = self.config.max_sessions
-        if self.sessions + sessions > limit:
-            message = f"{self.sessions} generations are running, the limit of this orchestrator is {limit}"
-            raise OutriderError(types_pb2.ERROR_REASON_QUEUE_FULL, message, retry_after=1.0)
-        self.sessions += sessions
-        self._idle.clear()
-        try:
-            yield
-        finally:
-            self.sessions -= sessions
-            if not self.sessions:
-                self._idle.set()
+    @property
+    def sessions(self) -> int:
+        """Generations that were let in and have not ended."""
+        return self.admission.sessions
 
     async def plan(self, request: GenerateRequest) -> list[GenerationPlan]:
         """The plan of each choice. Raises OutriderError: INVALID_FIELD, NO_WORKER."""
@@ -153,22 +144,24 @@ class Orchestrator:
         return await self._off_loop(self._as_left, plan, record)
 
     @asynccontextmanager
-    async def session(self, plan: GenerationPlan, request: GenerateRequest) -> AsyncIterator[Session]:
+    async def session(
+        self, plan: GenerationPlan, request: GenerateRequest, caller: Caller = ANYONE
+    ) -> AsyncIterator[Session]:
         """A new session, stored; then as `resumed`.
 
         Raises OutriderError: SESSION_EXISTS, STORE_UNAVAILABLE, ...
         """
         record = new_record(plan, request)
         await self._create(record, plan)
-        async with self.resumed(self._as_left(plan, record)) as session:
+        async with self.resumed(self._as_left(plan, record), caller) as session:
             yield session
 
     @asynccontextmanager
-    async def resumed(self, left: Replay) -> AsyncIterator[Session]:
+    async def resumed(self, left: Replay, caller: Caller = ANYONE) -> AsyncIterator[Session]:
         """A session of this process, as it was left; freed at the workers and ended in the store afterwards, unless it
         is to be resumed.
         """
-        session, resumable = self._open(left), left.plan.resumable
+        session, resumable = self._open(left, caller), left.plan.resumable
         try:
             session.begin()
             yield session
@@ -226,11 +219,11 @@ class Orchestrator:
         output = Output(plan.stop, self._spelling, plan.prompt)
         return replay(plan, record, output, self._grammars.open(plan.law))
 
-    def _open(self, left: Replay) -> Session:
+    def _open(self, left: Replay, caller: Caller) -> Session:
         metrics, config = self.services.metrics, self.config
         plan, epoch, grammar = left.plan, left.record.epoch, left.grammar
         name, vocab_size = name_at_targets(left.record), self._vocabulary.size
-        verifying = Verifying(plan, name, epoch, self.targets, metrics, config.failover_timeout, vocab_size)
+        verifying = Verifying(plan, name, epoch, self.targets, metrics, config.failover_timeout, vocab_size, caller)
         lookahead = SessionLookahead(plan.lookahead, verifying.costs, adaptive=plan.adaptive)
         drafting = Drafting(plan, epoch, self.drafts, lookahead, metrics, self._audits, config.draft_timeout, grammar)
         return Session(plan, epoch, left.record.tokens, left.output, drafting, verifying, lookahead, grammar)

@@ -7,14 +7,16 @@ from typing import Any, TypeVar
 from orchestrator.choices import number_of_choices
 from orchestrator.core import Orchestrator
 from orchestrator.names import new_id, owned
+from orchestrator.places import Demand, Place
 from orchestrator.replay import Replay
-from orchestrator.request import GenerationPlan
+from orchestrator.request import DEFAULT_MAX_TOKENS, GenerationPlan
 from orchestrator.responses import finished_by_cancel, in_parts, replay_response, round_response, started
 from orchestrator.round import run_round
 from orchestrator.running import Running
 from orchestrator.session import Session
 from orchestrator.store import fence
 from orchestrator.store.base import SessionExists
+from orchestrator.tenants import ANYONE, Caller
 from outrider.net.errors import OutriderError
 from outrider.net.tokens import tenant
 from outrider.v1 import types_pb2
@@ -25,6 +27,8 @@ Send = Callable[[GenerateResponse], Awaitable[None]]
 
 # Of one message; a replay has many. Any client takes a message of some ten kilobytes.
 _MOST_TOKENS = 1024
+# What a request that is yet to be checked counts for at most.
+_LONGEST_OUTPUT = 1 << 20
 
 
 class GenerationCall:
@@ -33,12 +37,14 @@ class GenerationCall:
     Args:
         running: where its sessions can be stopped.
         send: writes one message to the client; never called twice at a time.
+        caller: for whom.
     """
 
-    def __init__(self, orchestrator: Orchestrator, running: Running, send: Send) -> None:
-        self._orchestrator, self._running, self._send = orchestrator, running, send
+    def __init__(self, orchestrator: Orchestrator, running: Running, send: Send, caller: Caller = ANYONE) -> None:
+        self._orchestrator, self._running, self._send, self._caller = orchestrator, running, send, caller
         self._choices = 1
-        self._by_token = False
+        self._by_token = self._resumable = False
+        self._place: Place | None = None
         self._held = 0  # generated tokens that the caller has and that were not passed over yet
         self._sending = asyncio.Lock()
         # Only where there is more than one choice.
@@ -66,13 +72,18 @@ class GenerationCall:
 
     async def _resume(self, session_id: str, offset: int) -> None:
         self._choices, self._held = 1, offset
-        with self._orchestrator.admitted(1):
+        admission = self._orchestrator.admission
+        # What it takes is in the store, which is not asked on behalf of what is refused.
+        async with admission.admitted(self._caller, Demand(1, 0, DEFAULT_MAX_TOKENS)) as place:
+            self._place = place
             left = await self._orchestrator.take_over(session_id, offset)
-            self._by_token = left.plan.token_by_token
+            self._by_token, self._resumable = left.plan.token_by_token, left.plan.resumable
             if left.running:
+                rest = left.plan.stop.max_tokens - left.generated
+                admission.settle(place, Demand(1, len(left.record.tokens), rest))
                 epoch = left.record.epoch
                 await self._running.displace(session_id, fence.stale(session_id, epoch - 1, epoch))
-                async with self._orchestrator.resumed(left) as session:
+                async with self._orchestrator.resumed(left, self._caller) as session:
                     await self._running.run(session_id, self._go_on(left, session))
             else:
                 await self._replay(left)
@@ -80,8 +91,13 @@ class GenerationCall:
     async def _generate(self, request: GenerateRequest) -> None:
         self._choices, self._by_token = number_of_choices(request), request.token_by_token
         self._prompt_known = asyncio.Event() if self._choices > 1 else None
-        with self._orchestrator.admitted(self._choices):
+        self._resumable = request.resumable
+        admission = self._orchestrator.admission
+        async with admission.admitted(self._caller, _demand(request, self._choices)) as place:
+            self._place = place
             plans = await self._orchestrator.plan(request)
+            output = sum(plan.stop.max_tokens for plan in plans)
+            admission.settle(place, Demand(self._choices, len(plans[0].prompt), output))
             cancelled = await _together([self._choice(number, plan, request) for number, plan in enumerate(plans)])
         if all(cancelled):
             raise next(error for error in cancelled if error is not None)
@@ -90,7 +106,7 @@ class GenerationCall:
         """Streams one choice to its end. Returns the cancellation of its session, when that was the end."""
         session: Session | None = None
         try:
-            async with self._orchestrator.session(plan, request) as session:
+            async with self._orchestrator.session(plan, request, self._caller) as session:
                 await self._running.run(plan.session_id, self._stream(number, session))
                 return None
         except OutriderError as error:
@@ -122,6 +138,8 @@ class GenerationCall:
         finished = False
         while not finished:
             emission, stats = await run_round(session, self._orchestrator.services)
+            if self._place is not None:
+                self._place.generated += len(emission.tokens)
             await self._write_tokens(number, round_response(session, emission, stats))
             self._tell_prompt()
             finished = emission.finish is not None
@@ -138,15 +156,23 @@ class GenerationCall:
             await self._write(number, part)
 
     async def _write(self, number: int, response: GenerateResponse) -> None:
-        """Waits for the client as long as the store keeps the session meanwhile."""
+        """Waits for the client, which holds the session back and nothing else, but not for ever."""
         response.choice = number
-        ttl = self._orchestrator.config.session_ttl
+        config = self._orchestrator.config
+        patience = min(config.reader_timeout, config.session_ttl)
         try:
-            async with asyncio.timeout(ttl):
+            async with asyncio.timeout(patience):
                 await (self._send(response) if self._choices == 1 else self._send_in_turn(response))
         except TimeoutError:
-            message = f"the client read nothing for {ttl:g} s, and the session has expired"
-            raise OutriderError(types_pb2.ERROR_REASON_SESSION_CANCELLED, message) from None
+            raise self._unread(patience) from None
+
+    def _unread(self, patience: float) -> OutriderError:
+        """The end of a stream that nobody reads; a session that is resumable stays in the store."""
+        message = f"the client read nothing for {patience:g} s"
+        if self._resumable:
+            message += "; Resume has the rest"
+            return OutriderError(types_pb2.ERROR_REASON_QUEUE_FULL, message, retry_after=0.0)
+        return OutriderError(types_pb2.ERROR_REASON_SESSION_CANCELLED, f"{message}, and the session has ended")
 
     async def _send_in_turn(self, response: GenerateResponse) -> None:
         """Sends wholly also when the choice is cancelled meanwhile: its last message counts the tokens of this one."""
@@ -156,6 +182,12 @@ class GenerationCall:
                 await self._send(response)
 
         await asyncio.shield(send())
+
+
+def _demand(request: GenerateRequest, choices: int) -> Demand:
+    """What the request takes at most; text has fewer tokens than bytes."""
+    output = request.stop.max_tokens if request.stop.HasField("max_tokens") else DEFAULT_MAX_TOKENS
+    return Demand(choices, request.ByteSize(), choices * min(output, _LONGEST_OUTPUT))
 
 
 async def _together(works: list[Coroutine[Any, Any, Result]]) -> list[Result]:

@@ -53,6 +53,10 @@ class Metrics:
             "outrider.sessions_resumed", "{session}", "Sessions taken over by a Resume"
         )
 
+        self._refused = meter.create_counter(
+            "outrider.requests_refused", "{request}", "Requests that there was no room for, or not in time"
+        )
+
     def round(self, stats: RoundStats, emitted: int, acceptance: "Acceptance.ValueType") -> None:
         """One round, committed."""
         rule = {"acceptance": Acceptance.Name(acceptance)}
@@ -87,6 +91,10 @@ class Metrics:
     def resumed(self) -> None:
         """A session has this orchestrator for its new owner."""
         self._resumed.add(1)
+
+    def refused(self) -> None:
+        """There was no room for a request."""
+        self._refused.add(1)
 
     def prefix_resent(self) -> None:
         """A worker had lost a session."""

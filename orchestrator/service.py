@@ -2,7 +2,8 @@
 
 import asyncio
 import logging
-from collections.abc import Coroutine
+import math
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 import grpc
@@ -13,6 +14,7 @@ from orchestrator.generation import GenerationCall
 from orchestrator.names import owned, told
 from orchestrator.running import Running, being_cancelled, interrupted
 from orchestrator.store.base import FINISHED
+from orchestrator.tenants import Caller, TenantOf, by_token
 from outrider import __version__
 from outrider.net.arrays import to_bytes
 from outrider.net.errors import OutriderError, abort
@@ -36,16 +38,21 @@ SERVICE_NAME = orchestrator_pb2.DESCRIPTOR.services_by_name["OrchestratorService
 
 
 class OrchestratorServicer(orchestrator_pb2_grpc.OrchestratorServiceServicer):
-    """Implements OrchestratorService over an Orchestrator."""
+    """Implements OrchestratorService over an Orchestrator.
 
-    def __init__(self, orchestrator: Orchestrator) -> None:
-        self._orchestrator = orchestrator
+    Args:
+        tenant_of: who a call is for.
+    """
+
+    def __init__(self, orchestrator: Orchestrator, tenant_of: TenantOf = by_token) -> None:
+        self._orchestrator, self._tenant_of = orchestrator, tenant_of
         self._draining = False
         self.running = Running()
 
     async def drain(self, grace: float) -> None:
         """Refuses new generations, lets running ones finish for `grace` seconds, and ends the rest with DRAINING."""
         self._draining = True
+        self._orchestrator.admission.close(_draining())
         try:
             async with asyncio.timeout(grace):
                 await self.running.wait_idle()
@@ -57,25 +64,24 @@ class OrchestratorServicer(orchestrator_pb2_grpc.OrchestratorServiceServicer):
         self, request: GenerateRequest, context: "grpc.aio.ServicerContext[GenerateRequest, GenerateResponse]"
     ) -> None:
         """Streams one generation, or n of them."""
-        call = GenerationCall(self._orchestrator, self.running, context.write)
-        await self._stream(call.run(request), context)
+        await self._stream(lambda call: call.run(request), context)
 
     async def Resume(  # type: ignore[override]
         self, request: ResumeRequest, context: "grpc.aio.ServicerContext[ResumeRequest, GenerateResponse]"
     ) -> None:
         """Streams the rest of a generation."""
-        call = GenerationCall(self._orchestrator, self.running, context.write)
-        await self._stream(call.resume(request.session_id, request.offset), context)
+        await self._stream(lambda call: call.resume(request.session_id, request.offset), context)
 
     async def _stream(
-        self, work: Coroutine[Any, Any, None], context: "grpc.aio.ServicerContext[Any, GenerateResponse]"
+        self,
+        work: Callable[[GenerationCall], Coroutine[Any, Any, None]],
+        context: "grpc.aio.ServicerContext[Any, GenerateResponse]",
     ) -> None:
         """Runs a call to its end, or to its status."""
         try:
             if self._draining:
-                work.close()
                 raise _draining()
-            await work
+            await work(GenerationCall(self._orchestrator, self.running, context.write, self._caller(context)))
         except OutriderError as error:
             await abort(context, error)  # type: ignore[arg-type]
         except asyncio.CancelledError:
@@ -88,6 +94,11 @@ class OrchestratorServicer(orchestrator_pb2_grpc.OrchestratorServiceServicer):
             log.exception("a generation failed")
             failure = OutriderError(types_pb2.ERROR_REASON_ENGINE_FAILED, "the orchestrator failed, see its log")
             await abort(context, failure)  # type: ignore[arg-type]
+
+    def _caller(self, context: "grpc.aio.ServicerContext[Any, GenerateResponse]") -> Caller:
+        tenant, left = self._tenant_of(context), context.time_remaining()
+        deadline = math.inf if left is None else asyncio.get_running_loop().time() + left
+        return Caller(tenant, self._orchestrator.tenants.limits(tenant).weight, deadline)
 
     async def GetSession(
         self, request: GetSessionRequest, context: "grpc.aio.ServicerContext[object, object]"

@@ -16,6 +16,7 @@ from orchestrator.pool import TargetPool
 from orchestrator.prefix import PeerPrefix, TokenBuffer
 from orchestrator.request import GenerationPlan
 from orchestrator.stats import RoundStats, micros_since
+from orchestrator.tenants import ANYONE, Caller
 from outrider.law.logprobs import LogprobRows
 from outrider.law.params import to_law_spec
 from outrider.law.rows import SupportRows
@@ -110,6 +111,7 @@ class Verifying:
         name: of the session at the targets.
         failover_timeout: how long one verify may look for a worker that answers, in seconds.
         vocab_size: real token ids; an answer with another one is refused.
+        caller: for whom.
     """
 
     def __init__(
@@ -121,6 +123,7 @@ class Verifying:
         metrics: Metrics,
         failover_timeout: float,
         vocab_size: int,
+        caller: Caller = ANYONE,
     ) -> None:
         self._plan = plan
         self._name = name
@@ -129,6 +132,7 @@ class Verifying:
         self._metrics = metrics
         self._failover_timeout = failover_timeout
         self._vocab_size = vocab_size
+        self._caller = caller
         self._link: TargetLink | None = None
         # Workers that the session was with before: each may hold its state still.
         self._former: set[TargetLink] = set()
@@ -184,7 +188,7 @@ class Verifying:
         link = await self._bound(tokens, patience)
         proposal = proposal.head(min(len(proposal.tokens), link.max_lookahead))
         item = self._item(tokens, proposal)
-        result = await link.verify(item)
+        result = await link.verify(item, self._caller)
         stats.wire_bytes += item.ByteSize() + result.ByteSize()
         stats.target_passes += result.timing.passes
         stats.verify_forward_micros += result.timing.forward_micros

@@ -9,7 +9,7 @@ import grpc
 from outrider.lm.engine import Engine
 from outrider.lm.model_info import model_info
 from outrider.lm.warm_up import warm_up
-from outrider.net.channel import MAX_MESSAGE_BYTES
+from outrider.net.answers import MAX_ROWS_BYTES, row_bytes
 from outrider.net.errors import OutriderError, abort, invalid_field, queue_full, reason_name
 from outrider.observe.metrics import WorkerMetrics
 from outrider.v1 import target_pb2, target_pb2_grpc, types_pb2
@@ -21,10 +21,6 @@ from target_service.scheduler import Cancel, Release, Submit, TargetCommand, Tar
 
 SERVICE_NAME = target_pb2.DESCRIPTOR.services_by_name["TargetService"].full_name
 MAX_ITEMS = 1024
-
-# Room in an answer for everything that is not logits.
-_ENVELOPE_BYTES = 4 * 1024 * 1024
-_DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 Context = grpc.aio.ServicerContext[Any, Any]
 
@@ -123,7 +119,7 @@ class TargetService(target_pb2_grpc.TargetServiceServicer):
         call = Call()
         seen: set[str] = set()
         items_left = self._config.max_queue_items - self.queued
-        bytes_left = MAX_MESSAGE_BYTES - _ENVELOPE_BYTES
+        bytes_left = MAX_ROWS_BYTES
         for item in request.items:
             try:
                 job = self._parse_item(item, call, seen)
@@ -169,7 +165,7 @@ class TargetService(target_pb2_grpc.TargetServiceServicer):
 
     def _build(self) -> TargetScheduler:
         self._engine = self._load_engine()
-        self._row_bytes = self._engine.info.vocab_size * _DTYPE_BYTES[self._engine.info.dtype]
+        self._row_bytes = row_bytes(self._engine.info.vocab_size, self._engine.info.dtype)
         warm_up(self._engine)
         self._scheduler = TargetScheduler(self._engine, self._config, self._metrics)
         return self._scheduler
@@ -187,7 +183,7 @@ class TargetService(target_pb2_grpc.TargetServiceServicer):
 
 
 def _answer_full() -> OutriderError:
-    message = f"the answer to the items before has {MAX_MESSAGE_BYTES} bytes already: send fewer items in one call"
+    message = f"the answer to the items before has {MAX_ROWS_BYTES} bytes already: send fewer items in one call"
     return OutriderError(types_pb2.ERROR_REASON_QUEUE_FULL, message, retry_after=0.0)
 
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import math
 from collections.abc import Callable, Sequence
 from uuid import uuid4
 
@@ -11,9 +12,11 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from orchestrator.batcher import Batcher
 from orchestrator.costs import TargetCosts
-from orchestrator.links.base import Link, WorkerSilent, as_error, describe
+from orchestrator.links.base import Info, Link, WorkerSilent, as_error, describe
+from orchestrator.tenants import ANYONE, Caller
 from outrider.law.params import LawParams, to_law_spec
 from outrider.lm.tokenizer import Vocabulary
+from outrider.net.answers import row_bytes
 from outrider.net.arrays import to_bytes
 from outrider.net.errors import OutriderError, from_status
 from outrider.net.tls import ClientTls
@@ -33,6 +36,9 @@ _FAULTS = {
     types_pb2.ERROR_REASON_ENGINE_FAILED,
     types_pb2.ERROR_REASON_NO_PROGRESS,
 }
+# A call is cancelled when the last deadline of those who wait for it has passed. Were its own deadline the same, either
+# could come first, and a worker that is in time would seem to have failed.
+_AFTER_DEADLINE = 1.0
 
 
 class TargetLink(Link):
@@ -66,7 +72,7 @@ class TargetLink(Link):
         # Sessions that left and could not be released, with their epochs.
         self._owed: dict[str, int] = {}
 
-    async def verify(self, item: VerifyItem) -> VerifyResult:
+    async def verify(self, item: VerifyItem, caller: Caller = ANYONE) -> VerifyResult:
         """Scores one block, batched with those of other sessions. Raises OutriderError when the call failed.
 
         A session may have two owners here for a moment, of which one does not know yet that it is none any more. Their
@@ -78,7 +84,7 @@ class TargetLink(Link):
             self._owed.pop(item.session_id, None)
         answered = self._verifying[item.session_id] = asyncio.get_running_loop().create_future()
         try:
-            return await self._batcher.verify(item)
+            return await self._batcher.verify(item, caller)
         finally:
             del self._verifying[item.session_id]
             answered.set_result(None)
@@ -129,12 +135,14 @@ class TargetLink(Link):
         self._stub = target_pb2_grpc.TargetServiceStub(channel)
         self._health = health_pb2_grpc.HealthStub(channel)
 
-    async def _send(self, items: Sequence[VerifyItem]) -> VerifyResponse:
+    async def _send(self, items: Sequence[VerifyItem], left: float) -> VerifyResponse:
+        timeout = min(self._verify_timeout, max(0.0, left) + _AFTER_DEADLINE)
         try:
-            response = await self._stub.Verify(target_pb2.VerifyRequest(items=items), timeout=self._verify_timeout)
+            response = await self._stub.Verify(target_pb2.VerifyRequest(items=items), timeout=timeout)
         except grpc.aio.AioRpcError as error:
             failure = as_error(error)
-            if failure.reason in _FAULTS:
+            hurried = timeout < self._verify_timeout and error.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+            if failure.reason in _FAULTS and not hurried:
                 self.breaker.failure()
             raise failure from error
         self.heard(response.load)
@@ -153,6 +161,12 @@ class TargetLink(Link):
     ) -> target_pb2.TargetServiceGetInfoResponse:
         request = target_pb2.TargetServiceGetInfoRequest(include_token_hashes=include_token_hashes)
         return await self._stub.GetInfo(request, timeout=seconds)
+
+    def _serves(self, info: Info) -> None:
+        super()._serves(info)
+        self._batcher.row_bytes = row_bytes(info.model.vocab_size, info.model.dtype)
+        if isinstance(info, target_pb2.TargetServiceGetInfoResponse):
+            self._batcher.max_positions = info.token_budget
 
     async def _serve_connection(self) -> None:
         request = health_pb2.HealthCheckRequest()
@@ -190,7 +204,7 @@ class TargetLink(Link):
         )
         try:
             async with asyncio.timeout(TRIAL_TIMEOUT):
-                await self._send([item])
+                await self._send([item], math.inf)
         except (OutriderError, TimeoutError) as error:
             log.info("target %s: a trial failed: %s", self.address, error or "it took too long")
             self.breaker.failure()

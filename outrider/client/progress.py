@@ -132,7 +132,8 @@ class Progress:
             raise refusal from error
         pause = self._next_pause()
         if refusal is not None and refusal.retry_after is not None:
-            pause = max(pause, refusal.retry_after)
+            # Never earlier than told, and not all at once: a full service tells everybody the same.
+            pause = max(pause, refusal.retry_after * random.uniform(1.0, 1.5))
         if pause >= self.left:
             raise self._too_late(error) from error
         return pause

@@ -179,9 +179,9 @@ class Client:
 
 
 @asynccontextmanager
-async def small_window(orchestrator: RunningOrchestrator) -> AsyncIterator[Any]:
+async def small_window(orchestrator: RunningOrchestrator, size: int = 65_535) -> AsyncIterator[Any]:
     """A stub whose peer may be 64 KB ahead of its reader, instead of megabytes."""
-    options = [("grpc.http2.bdp_probe", 0), ("grpc.http2.lookahead_bytes", 65_535)]
+    options = [("grpc.http2.bdp_probe", 0), ("grpc.http2.lookahead_bytes", size)]
     async with grpc.aio.insecure_channel(orchestrator.address, options=options) as channel:
         yield orchestrator_pb2_grpc.OrchestratorServiceStub(channel)
 

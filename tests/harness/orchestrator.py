@@ -15,6 +15,7 @@ from orchestrator.discovery import Resolve, resolve
 from orchestrator.metrics import Metrics
 from orchestrator.service import SERVICE_NAME, OrchestratorServicer
 from orchestrator.store import SessionStore, open_store
+from orchestrator.tenants import TenantOf, Tenants, by_token
 from outrider.lm.tokenizer import load_tokenizer
 from outrider.net.channel import MAX_REQUEST_BYTES, connect
 from outrider.net.server import Server
@@ -116,6 +117,8 @@ async def start_orchestrator(
     tls: ClientTls | None = None,
     expect: tuple[int, int] | None = None,
     resolve: Resolve = resolve,
+    tenants: Tenants | None = None,
+    tenant_of: TenantOf = by_token,
     **settings: object,
 ) -> AsyncIterator[RunningOrchestrator]:
     """Starts an orchestrator on a free port and waits until its workers are linked.
@@ -124,6 +127,7 @@ async def start_orchestrator(
         tls: how the stub checks an orchestrator that serves with TLS.
         expect: (targets, drafts) to wait for; all of them by default.
         resolve: looks up names of workers.
+        tenants, tenant_of: whose calls there are, and what each may take.
         settings: fields of OrchestratorConfig; lookahead is 4 unless told otherwise, so that rounds can be counted.
     """
     torch.set_num_threads(1)
@@ -131,8 +135,8 @@ async def start_orchestrator(
         targets=",".join(targets), drafts=",".join(drafts), tokenizer=tokenizer, port=0, **{"lookahead": 4, **settings}
     )
     store = store or open_store("memory://", config.session_ttl)
-    core = Orchestrator(config, load_tokenizer(tokenizer), store, metrics or Metrics(), resolve)
-    servicer = OrchestratorServicer(core)
+    core = Orchestrator(config, load_tokenizer(tokenizer), store, metrics or Metrics(), resolve, tenants)
+    servicer = OrchestratorServicer(core, tenant_of)
     keys = config.accepted_keys()
     interceptors = [RequireToken(keys)] if keys is not None else []
     server = Server(SERVICE_NAME, max_receive_bytes=MAX_REQUEST_BYTES, interceptors=interceptors)

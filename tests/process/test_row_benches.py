@@ -70,3 +70,13 @@ async def test_lookahead_cells(flags: tuple[str, ...], code: int) -> None:
     assert ended == code, output
     assert ("MISSED: 2 clients, acceptance 0.9" in output) == bool(code)
     assert output.splitlines()[-1].startswith("least ratio to the best fixed lookahead: ")
+
+
+# How much is served and how soon is the machine's affair: limits that every machine keeps.
+async def test_overload() -> None:
+    limits = ("--share-limit", "0", "--refusal-limit", "1e5", "--recovery-limit", "100", "--memory-limit", "1e4")
+    ended, output = await bench("overload", "--goodput-limit", "0", *limits)
+    assert ended == 0, output
+    figures = output.splitlines()[-7:]
+    assert "MISSED" not in output
+    assert figures[-1] == "other ends of requests: 0.00 (limit 0)"

@@ -238,7 +238,7 @@ async def test_a_session_id_in_use_is_refused_and_its_owner_goes_on() -> None:
 
 
 async def test_admission_beyond_the_limit_is_refused_with_a_time_and_heals() -> None:
-    async with system(max_sessions=3) as one:
+    async with system(max_sessions=3, max_waiting=0) as one:
         clients = [Client(one.orchestrator, ask(PROMPT, max_tokens=LONG)) for _ in range(3)]
         for client in clients:
             await client.until_tokens(1)

@@ -1,9 +1,11 @@
 """Which call is next, and what the messages of several calls come to."""
 
+import grpc
 import pytest
+from grpc_status import rpc_status
 
 from outrider.client.progress import Progress
-from outrider.net.errors import OutriderError
+from outrider.net.errors import OutriderError, to_status
 from outrider.v1 import orchestrator_pb2 as pb
 from outrider.v1 import types_pb2
 
@@ -68,3 +70,34 @@ def test_a_name_that_others_may_have_is_ended_only_when_it_was_heard_of() -> Non
     assert not named.unfinished
     named.take(started(1))
     assert named.unfinished
+
+
+class Refused(grpc.RpcError):
+    """A call that ended with the error."""
+
+    def __init__(self, error: OutriderError) -> None:
+        self._status = rpc_status.to_status(to_status(error))
+
+    def code(self) -> grpc.StatusCode:
+        return self._status.code  # type: ignore[no-any-return]
+
+    def details(self) -> str:
+        return self._status.details  # type: ignore[no-any-return]
+
+    def trailing_metadata(self) -> object:
+        return self._status.trailing_metadata
+
+
+def full(retry_after: float) -> Refused:
+    return Refused(OutriderError(types_pb2.ERROR_REASON_QUEUE_FULL, "full", retry_after=retry_after))
+
+
+def test_a_refused_request_comes_again_when_it_was_told_to_and_not_all_at_once() -> None:
+    pauses = [progress().pause_after(full(10.0)) for _ in range(200)]
+    assert 10.0 <= min(pauses) < 10.5
+    assert 14.5 < max(pauses) <= 15.0
+
+
+def test_a_time_beyond_the_deadline_is_not_waited_for() -> None:
+    with pytest.raises(TimeoutError, match="QUEUE_FULL: full"):
+        progress().pause_after(full(61.0))

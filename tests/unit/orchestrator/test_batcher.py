@@ -1,12 +1,16 @@
 import asyncio
+import math
+from collections import Counter
 from collections.abc import Sequence
 
 import pytest
 
 from orchestrator.batcher import SHORT_ITEM_TOKENS, Batcher
+from orchestrator.tenants import Caller
+from outrider.net.answers import MAX_ROWS_BYTES, row_bytes
 from outrider.net.errors import OutriderError
 from outrider.v1 import types_pb2
-from outrider.v1.target_pb2 import VerifyItem, VerifyResponse, VerifyResult
+from outrider.v1.target_pb2 import ROW_FORMAT_LOGITS, VerifyItem, VerifyResponse, VerifyResult
 
 DEADLINE = 5.0
 
@@ -30,7 +34,7 @@ class Worker:
         self.cancelled = 0
         self.arrived = asyncio.Condition()
 
-    async def send(self, items: Sequence[VerifyItem]) -> VerifyResponse:
+    async def send(self, items: Sequence[VerifyItem], left: float) -> VerifyResponse:
         gate = asyncio.Event()
         async with self.arrived:
             self.calls.append([one.session_id for one in items])
@@ -176,7 +180,7 @@ async def test_c8_a_dropped_item_is_answered_when_the_call_that_holds_it_is() ->
 
 
 async def test_a_failed_call_fails_every_item_with_its_reason() -> None:
-    async def send(items: Sequence[VerifyItem]) -> VerifyResponse:
+    async def send(items: Sequence[VerifyItem], left: float) -> VerifyResponse:
         raise OutriderError(types_pb2.ERROR_REASON_QUEUE_FULL, "full", retry_after=0.5)
 
     batcher = Batcher(send)
@@ -187,7 +191,7 @@ async def test_a_failed_call_fails_every_item_with_its_reason() -> None:
 
 @pytest.mark.parametrize("results", [[], [VerifyResult(session_id="other", base_length=1)]])
 async def test_f1_an_answer_for_another_session_or_none_is_an_error(results: list[VerifyResult]) -> None:
-    async def send(items: Sequence[VerifyItem]) -> VerifyResponse:
+    async def send(items: Sequence[VerifyItem], left: float) -> VerifyResponse:
         return VerifyResponse(results=results)
 
     batcher = Batcher(send)
@@ -197,7 +201,7 @@ async def test_f1_an_answer_for_another_session_or_none_is_an_error(results: lis
 
 
 async def test_a_bug_in_the_call_never_leaves_an_item_waiting() -> None:
-    async def send(items: Sequence[VerifyItem]) -> VerifyResponse:
+    async def send(items: Sequence[VerifyItem], left: float) -> VerifyResponse:
         raise ZeroDivisionError
 
     batcher = Batcher(send)
@@ -258,4 +262,85 @@ async def test_a_call_is_held_no_longer_than_told() -> None:
     await worker.wait_for_calls(2)
     worker.gates[1].set()
     assert (await back).timing.queue_micros >= 30_000
+    await batcher.close()
+
+
+async def test_f_a_call_that_cannot_hold_all_is_shared_by_weight_and_nobody_waits_behind_another_tenant() -> None:
+    worker = Worker()
+    batcher = Batcher(worker.send, calls_in_flight=1)
+    batcher.max_positions = 8
+    callers = {"a": Caller("a", 1.0), "b": Caller("b", 1.0), "c": Caller("c", 2.0)}
+    names = [f"a{index}" for index in range(100)] + [f"b{index}" for index in range(4)] + ["c0", "c1", "c2", "c3", "c4"]
+    sessions = [asyncio.create_task(rounds(batcher, name, callers[name[0]])) for name in names]
+    for number in range(40):
+        await worker.wait_for_calls(number + 1)
+        await settle()
+        worker.gates[number].set()
+        await settle()
+    # The first call left with whoever came in the first turn of the loop.
+    tenants = [Counter(name[0] for name in call) for call in worker.calls[2:40]]
+    assert all(sum(call.values()) == 8 for call in tenants)
+    total = sum(tenants, Counter())
+    shares = {name: total[name] / total.total() for name in "abc"}
+    assert shares["b"] >= 0.9 / 4, shares
+    assert shares["c"] >= 0.9 / 2, shares
+    assert shares["a"] >= 0.9 / 4, shares
+    for session in sessions:
+        session.cancel()
+    await batcher.close()
+
+
+async def rounds(batcher: Batcher, name: str, caller: Caller) -> None:
+    while True:
+        await batcher.verify(item(name), caller)
+
+
+async def test_f_one_tenant_alone_fills_its_calls_whatever_a_pass_holds() -> None:
+    worker = Worker()
+    batcher = Batcher(worker.send, calls_in_flight=1)
+    batcher.max_positions = 8
+    tasks = [asyncio.create_task(batcher.verify(item(str(index)))) for index in range(20)]
+    await worker.wait_for_calls(1)
+    assert len(worker.calls[0]) == 20
+    worker.gates[0].set()
+    await asyncio.gather(*tasks)
+    await batcher.close()
+
+
+async def test_dense_rows_are_counted_so_that_every_answer_fits_its_message() -> None:
+    worker = Worker()
+    batcher = Batcher(worker.send, calls_in_flight=1)
+    batcher.row_bytes = row_bytes(152_064, "float32")
+
+    def dense(name: str) -> VerifyItem:
+        one = item(name)
+        one.draft_tokens, one.row_format = b"\0" * 16, ROW_FORMAT_LOGITS
+        return one
+
+    tasks = [asyncio.create_task(batcher.verify(dense(str(index)))) for index in range(200)]
+    tasks += [asyncio.create_task(batcher.verify(item(f"compact {index}"))) for index in range(50)]
+    for number in range(3):
+        await worker.wait_for_calls(number + 1)
+        worker.gates[number].set()
+    await asyncio.gather(*tasks)
+    most = MAX_ROWS_BYTES // (5 * batcher.row_bytes)
+    assert [len(call) for call in worker.calls] == [most, most, 250 - 2 * most]
+    await batcher.close()
+
+
+async def test_a_call_is_told_until_when_anybody_waits_for_it() -> None:
+    lefts: list[float] = []
+
+    async def send(items: Sequence[VerifyItem], left: float) -> VerifyResponse:
+        lefts.append(left)
+        return answer(items)
+
+    batcher = Batcher(send)
+    now = asyncio.get_running_loop().time()
+    for deadlines in ([now + 100.0, now + 200.0], [now + 100.0, math.inf]):
+        await asyncio.gather(
+            *(batcher.verify(item(str(index)), Caller(deadline=deadline)) for index, deadline in enumerate(deadlines))
+        )
+    assert lefts == [pytest.approx(200.0, abs=60.0), math.inf]
+    assert lefts[0] <= 200.0
     await batcher.close()
