@@ -14,7 +14,6 @@ from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
 
-from orchestrator.running import being_cancelled
 from outrider.net.errors import OutriderError
 from outrider.v1 import types_pb2
 from outrider.v1.target_pb2 import VerifyItem, VerifyResponse, VerifyResult
@@ -45,6 +44,7 @@ class _Lane:
         calls: how many it holds.
         expected: sessions of the call that returned last that are not back.
         held_until: when they are not waited for any more, in the loop's time.
+        looked_at: whether the loop looks at what waits in its next turn.
     """
 
     max_items: int
@@ -53,6 +53,7 @@ class _Lane:
     calls: int = 0
     expected: set[str] = field(default_factory=set)
     held_until: float = 0.0
+    looked_at: bool = False
 
     def take(self) -> list[_Waiting]:
         """The items of the next call."""
@@ -85,7 +86,7 @@ class Batcher:
         self._short = _Lane(max_items, calls_in_flight)
         self._long = _Lane(1, prefills_in_flight)
         self._calls: set[asyncio.Task[None]] = set()
-        self._under_way: dict[str, asyncio.Future[VerifyResponse]] = {}
+        self._under_way: dict[str, asyncio.Task[None]] = {}
         self._hold = hold
 
     async def verify(self, item: VerifyItem) -> VerifyResult:
@@ -99,7 +100,9 @@ class Batcher:
         lane.waiting[future] = _Waiting(item, future, loop.time())
         lane.expected.discard(item.session_id)
         # Not at once: what other sessions add in this turn of the loop goes along.
-        loop.call_soon(self._pump, lane)
+        if not lane.looked_at:
+            lane.looked_at = True
+            loop.call_soon(self._look, lane)
         try:
             return await future
         finally:
@@ -132,6 +135,10 @@ class Batcher:
         self._short.expected.discard(session_id)
         self._pump(self._short)
 
+    def _look(self, lane: _Lane) -> None:
+        lane.looked_at = False
+        self._pump(lane)
+
     def _pump(self, lane: _Lane) -> None:
         """Sends what waits as long as the worker has room, and nobody is held for."""
         while lane.free_calls and lane.waiting and not self._held(lane):
@@ -140,7 +147,9 @@ class Batcher:
             batch = lane.take()
             call = asyncio.create_task(self._call(batch))
             self._calls.add(call)
-            call.add_done_callback(partial(self._returned, lane, [each.item.session_id for each in batch]))
+            self._under_way.update((each.item.session_id, call) for each in batch)
+            _cancel_when_all_done(batch, call)
+            call.add_done_callback(partial(self._returned, lane, batch))
 
     def _held(self, lane: _Lane) -> bool:
         """Whether what waits goes together with sessions that will be back in a moment."""
@@ -148,8 +157,14 @@ class Batcher:
             return False
         return lane.calls > 0 or (bool(lane.expected) and asyncio.get_running_loop().time() < lane.held_until)
 
-    def _returned(self, lane: _Lane, sessions: Sequence[str], call: "asyncio.Task[None]") -> None:
+    def _returned(self, lane: _Lane, batch: list[_Waiting], call: "asyncio.Task[None]") -> None:
+        # A call that was cancelled or has a bug leaves nobody waiting.
+        _fail([waiting.future for waiting in batch], _abandoned())
         self._calls.discard(call)
+        sessions = [waiting.item.session_id for waiting in batch]
+        for session_id in sessions:
+            if self._under_way.get(session_id) is call:
+                del self._under_way[session_id]
         lane.free_calls += 1
         lane.calls -= 1
         hold = self._hold() if lane is self._short else 0.0
@@ -160,40 +175,25 @@ class Batcher:
         self._pump(lane)
 
     async def _call(self, batch: list[_Waiting]) -> None:
-        futures = [waiting.future for waiting in batch]
         began = asyncio.get_running_loop().time()
-        call = asyncio.ensure_future(self._send([waiting.item for waiting in batch]))
-        _cancel_when_all_done(futures, call)
-        sessions = [waiting.item.session_id for waiting in batch]
-        self._under_way.update(dict.fromkeys(sessions, call))
         try:
-            _deliver(batch, await call, began)
+            _deliver(batch, await self._send([waiting.item for waiting in batch]), began)
         except OutriderError as error:
-            _fail(futures, error)
-        except asyncio.CancelledError:
-            if being_cancelled():
-                raise
-        finally:
-            _fail(futures, _abandoned())
-            for session_id in sessions:
-                if self._under_way.get(session_id) is call:
-                    del self._under_way[session_id]
+            _fail([waiting.future for waiting in batch], error)
 
 
-def _cancel_when_all_done(
-    futures: list["asyncio.Future[VerifyResult]"], call: "asyncio.Future[VerifyResponse]"
-) -> None:
-    """Cancels the call when every session that waits for it has gone."""
-    waiting = len(futures)
+def _cancel_when_all_done(batch: list[_Waiting], call: "asyncio.Task[None]") -> None:
+    """Cancels the call when every session that waits for it has gone; one that has delivered has ended by then."""
+    left = len(batch)
 
     def on_done(_: "asyncio.Future[VerifyResult]") -> None:
-        nonlocal waiting
-        waiting -= 1
-        if not waiting:
+        nonlocal left
+        left -= 1
+        if not left:
             call.cancel()
 
-    for future in futures:
-        future.add_done_callback(on_done)
+    for waiting in batch:
+        waiting.future.add_done_callback(on_done)
 
 
 def _deliver(batch: list[_Waiting], response: VerifyResponse, began: float) -> None:

@@ -136,6 +136,11 @@ class Drafting:
         else:
             self._reason = link
 
+    @property
+    def ready(self) -> bool:
+        """Whether `block` would not wait for the worker."""
+        return self._pending is None or self._pending.done()
+
     async def block(self, stats: RoundStats) -> Proposal:
         """The block that was asked for, or the reason for none. Waits at most the timeout."""
         stats.wire_bytes += self._moved_bytes
