@@ -25,13 +25,33 @@ SHORT_ITEM_TOKENS = 128
 _BYTES_PER_TOKEN = 4
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
+class _Call:
+    """A call that was sent.
+
+    Attributes:
+        task: ends with the call.
+        left: how many of its items are waited for.
+    """
+
+    task: "asyncio.Task[None]"
+    left: int
+
+    def leave(self) -> None:
+        """An item is not waited for any more; without any the call is cancelled."""
+        self.left -= 1
+        if not self.left:
+            self.task.cancel()
+
+
+@dataclass(eq=False)
 class _Waiting:
-    """An item on its way, and since when it waits for a call."""
+    """An item on its way, since when it waits for a call, and which one it is in."""
 
     item: VerifyItem
     future: "asyncio.Future[VerifyResult]"
     since: float
+    call: _Call | None = None
 
 
 @dataclass
@@ -97,7 +117,7 @@ class Batcher:
         loop = asyncio.get_running_loop()
         lane = self._short if len(item.prefix_tokens) <= SHORT_ITEM_TOKENS * _BYTES_PER_TOKEN else self._long
         future: asyncio.Future[VerifyResult] = loop.create_future()
-        lane.waiting[future] = _Waiting(item, future, loop.time())
+        waiting = lane.waiting[future] = _Waiting(item, future, loop.time())
         lane.expected.discard(item.session_id)
         # Not at once: what other sessions add in this turn of the loop goes along.
         if not lane.looked_at:
@@ -105,8 +125,11 @@ class Batcher:
             loop.call_soon(self._look, lane)
         try:
             return await future
-        finally:
+        except asyncio.CancelledError:
             lane.waiting.pop(future, None)
+            if waiting.call is not None:
+                waiting.call.leave()
+            raise
 
     async def answered(self, session_id: str, within: float) -> None:
         """Returns when no call is under way that holds an item of the session, at the latest after `within` seconds.
@@ -145,11 +168,13 @@ class Batcher:
             lane.free_calls -= 1
             lane.calls += 1
             batch = lane.take()
-            call = asyncio.create_task(self._call(batch))
-            self._calls.add(call)
-            self._under_way.update((each.item.session_id, call) for each in batch)
-            _cancel_when_all_done(batch, call)
-            call.add_done_callback(partial(self._returned, lane, batch))
+            task = asyncio.create_task(self._call(batch))
+            call = _Call(task, len(batch))
+            for waiting in batch:
+                waiting.call = call
+                self._under_way[waiting.item.session_id] = task
+            self._calls.add(task)
+            task.add_done_callback(partial(self._returned, lane, batch))
 
     def _held(self, lane: _Lane) -> bool:
         """Whether what waits goes together with sessions that will be back in a moment."""
@@ -180,20 +205,6 @@ class Batcher:
             _deliver(batch, await self._send([waiting.item for waiting in batch]), began)
         except OutriderError as error:
             _fail([waiting.future for waiting in batch], error)
-
-
-def _cancel_when_all_done(batch: list[_Waiting], call: "asyncio.Task[None]") -> None:
-    """Cancels the call when every session that waits for it has gone; one that has delivered has ended by then."""
-    left = len(batch)
-
-    def on_done(_: "asyncio.Future[VerifyResult]") -> None:
-        nonlocal left
-        left -= 1
-        if not left:
-            call.cancel()
-
-    for waiting in batch:
-        waiting.future.add_done_callback(on_done)
 
 
 def _deliver(batch: list[_Waiting], response: VerifyResponse, began: float) -> None:
