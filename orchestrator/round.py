@@ -43,8 +43,8 @@ async def run_round(session: Session, services: Services) -> tuple[Emission, Rou
     session.check(kept)
     record(proposal, outcome, stats)
     session.advance(kept, stats)  # asks for the next block, to be drafted while the store writes
-    if kept.finish is None and session.drafting.ready:
-        await score_ahead(session)  # the next round's block, while the store writes; dropped when the commit fails
+    if kept.finish is None:
+        await score_ahead(session)  # the next round's draft and verify meanwhile: dropped when the commit fails
     await commit(session, kept, services.store, stats)
 
     session.rounds += 1
@@ -53,9 +53,9 @@ async def run_round(session: Session, services: Services) -> tuple[Emission, Rou
 
 
 async def score_ahead(session: Session) -> None:
-    """Lets the next round's Verify leave before this round is committed."""
+    """Begins the next round before this one is committed; a Verify that waits for no block leaves before that, too."""
     session.ahead = asyncio.create_task(scored(session))
-    for _ in range(_TURNS):
+    for _ in range(_TURNS if session.drafting.ready else 0):
         await asyncio.sleep(0)
 
 

@@ -72,6 +72,11 @@ class Session:
         ahead, self.ahead = self.ahead, None
         return ahead
 
+    def drop_ahead(self) -> None:
+        """There is no next round; `close` waits for the end of what was begun for it."""
+        if self.ahead is not None:
+            self.ahead.cancel()
+
     def check(self, kept: Kept) -> None:
         """Raises OutriderError NO_PROGRESS when the language does not allow what the round came to."""
         if self.grammar is None or self.grammar.legal(self.tokens.view(), kept.tokens) == len(kept.tokens):
@@ -112,9 +117,9 @@ class Session:
 
     async def close(self) -> None:
         """Frees the session at both workers; what was begun for its next round is dropped. Idempotent."""
+        self.drop_ahead()
         ahead = self.take_ahead()
         if ahead is not None:
-            ahead.cancel()
             # What it came to is nobody's any more; a Verify that was not sent yet never is.
             await asyncio.gather(ahead, return_exceptions=True)
         self.drafting.close()
