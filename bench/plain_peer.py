@@ -1,11 +1,12 @@
 """Plain decoding through all services beside an OpenAI-compatible server with the same model, in one run.
 
     python -m bench.made_model DIRECTORY  # a random model of 0.4B parameters; --demo: the demo's target
-    python -m bench.plain_peer --target DIRECTORY --openai http://127.0.0.1:8000/v1 --threads 2
+    python -m bench.plain_peer --target DIRECTORY --openai http://127.0.0.1:8000/v1 --openai-pid PID --threads 2
 
 The server is started beforehand, on the same model, dtype and cores; docs/benchmark.md says how for vLLM's CPU build.
-Both take turns, every answer has the same number of tokens, and the median of the ratios within the turns counts. Exits
-with 1 when it is below its goal at one number of sessions: 0.95 at 1, 0.9 at 16.
+With its process id, it and its children are stopped while ours is measured: neither pays for threads of the other that
+are busy while they wait. Both take turns, every answer has the same number of tokens, and the median of the ratios
+within the turns counts. Exits with 1 when it is below its goal at one number of sessions: 0.95 at 1, 0.9 at 16.
 """
 
 import argparse
@@ -17,6 +18,7 @@ from statistics import median
 from rich.console import Console
 
 from bench.made_model import tiny_model
+from bench.stopped import stoppable
 from outrider.bench.openai import endpoint
 from outrider.bench.prompts import built_in
 from outrider.bench.runner import Cell, Plan, cells_of, measure
@@ -32,8 +34,8 @@ GOALS = {1: 0.95, 16: 0.9}
 SECONDS = 600.0
 
 
-async def measured(system: SystemOptions, url: str, model: str, plan: Plan) -> list[tuple[Cell, Cell]]:
-    """Ours and theirs, by number of sessions."""
+async def measured(system: SystemOptions, url: str, model: str, plan: Plan, pid: int | None) -> list[tuple[Cell, Cell]]:
+    """Ours and theirs, by number of sessions; theirs, of process `pid` where it is known, stopped for ours."""
     asked = Asked(plan.max_tokens, ignore_eos=True)
     view = StartupView(Console(stderr=True), logs=False)
     async with (
@@ -43,7 +45,13 @@ async def measured(system: SystemOptions, url: str, model: str, plan: Plan) -> l
     ):
         ours = Services(PLAIN, channel, asked, Drafted(0), seconds=SECONDS)
         groups, _ = cells_of([ours, theirs], plan)
-        await started.supervisor.guard(measure(groups, plan, lambda _cell, _repetition: None))
+        with stoppable(pid) as server:
+
+            def begins(cell: Cell, _repetition: int) -> None:
+                if server is not None:
+                    (server.stop if cell.way is ours else server.go_on)()
+
+            await started.supervisor.guard(measure(groups, plan, begins))
     return [(first, second) for first, second in groups]
 
 
@@ -52,6 +60,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--target", default="", help="MODEL")
     parser.add_argument("--openai", required=True, help="base URL of the server")
     parser.add_argument("--openai-model", default="", help="asked for there; the first listed without it")
+    parser.add_argument("--openai-pid", type=int, help="its process, to be stopped with its children while ours runs")
     parser.add_argument("--dtype", default="bfloat16")
     parser.add_argument("--threads", type=int, default=0, help="of our target; 0 is what `outrider up` takes")
     parser.add_argument("--prompts", default="chat", help="built-in prompt set")
@@ -77,7 +86,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         pairs: list[tuple[Cell, Cell]] = []
 
         async def work() -> None:
-            pairs.extend(await measured(system, options.openai, options.openai_model, plan))
+            pairs.extend(await measured(system, options.openai, options.openai_model, plan, options.openai_pid))
 
         run(work(), farewell="interrupted: everything that was started has ended")
     reached = [judged(ours, theirs, options.goal) for ours, theirs in pairs]

@@ -18,7 +18,6 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from orchestrator.fairness import Shares, in_turn
-from orchestrator.running import being_cancelled
 from orchestrator.tenants import ANYONE, Caller
 from outrider.net.answers import MAX_ROWS_BYTES
 from outrider.net.errors import OutriderError
@@ -35,7 +34,26 @@ _BYTES_PER_TOKEN = 4
 _PRESENT_SECONDS = 5.0
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
+class _Call:
+    """A call that was sent.
+
+    Attributes:
+        task: ends with the call.
+        left: how many of its items are waited for.
+    """
+
+    task: "asyncio.Task[None]"
+    left: int
+
+    def leave(self) -> None:
+        """An item is not waited for any more; without any the call is cancelled."""
+        self.left -= 1
+        if not self.left:
+            self.task.cancel()
+
+
+@dataclass(eq=False)
 class _Waiting:
     """An item on its way.
 
@@ -43,6 +61,7 @@ class _Waiting:
         since: when it began to wait for a call.
         caller: for whom.
         rows: positions whose logits the answer holds.
+        call: the one that it is in.
     """
 
     item: VerifyItem
@@ -50,6 +69,7 @@ class _Waiting:
     since: float
     caller: Caller
     rows: int
+    call: _Call | None = None
 
     @property
     def tenant(self) -> str:
@@ -80,6 +100,7 @@ class _Lane:
         held_until: when they are not waited for any more, in the loop's time.
         tenants: whose items came, and when the last one did.
         shares: what each was served.
+        looked_at: whether the loop looks at what waits in its next turn.
     """
 
     max_items: int
@@ -90,6 +111,7 @@ class _Lane:
     held_until: float = 0.0
     tenants: dict[str, float] = field(default_factory=dict)
     shares: Shares = field(default_factory=Shares)
+    looked_at: bool = False
 
     def add(self, waiting: _Waiting) -> None:
         """The item waits."""
@@ -154,7 +176,7 @@ class Batcher:
         self._short = _Lane(max_items, calls_in_flight)
         self._long = _Lane(1, prefills_in_flight)
         self._calls: set[asyncio.Task[None]] = set()
-        self._under_way: dict[str, asyncio.Future[VerifyResponse]] = {}
+        self._under_way: dict[str, asyncio.Task[None]] = {}
         self._hold = hold
         self.row_bytes = self.max_positions = 0
 
@@ -167,13 +189,19 @@ class Batcher:
         lane = self._short if len(item.prefix_tokens) <= SHORT_ITEM_TOKENS * _BYTES_PER_TOKEN else self._long
         future: asyncio.Future[VerifyResult] = loop.create_future()
         rows = len(item.draft_tokens) // _BYTES_PER_TOKEN + 1 if item.row_format == ROW_FORMAT_LOGITS else 0
-        lane.add(_Waiting(item, future, loop.time(), caller, rows))
+        waiting = _Waiting(item, future, loop.time(), caller, rows)
+        lane.add(waiting)
         # Not at once: what other sessions add in this turn of the loop goes along.
-        loop.call_soon(self._pump, lane)
+        if not lane.looked_at:
+            lane.looked_at = True
+            loop.call_soon(self._look, lane)
         try:
             return await future
-        finally:
+        except asyncio.CancelledError:
             lane.waiting.pop(future, None)
+            if waiting.call is not None:
+                waiting.call.leave()
+            raise
 
     async def answered(self, session_id: str, within: float) -> None:
         """Returns when no call is under way that holds an item of the session, at the latest after `within` seconds.
@@ -202,15 +230,23 @@ class Batcher:
         self._short.expected.discard(session_id)
         self._pump(self._short)
 
+    def _look(self, lane: _Lane) -> None:
+        lane.looked_at = False
+        self._pump(lane)
+
     def _pump(self, lane: _Lane) -> None:
         """Sends what waits as long as the worker has room, and nobody is held for."""
         while lane.free_calls and lane.waiting and not self._held(lane):
             lane.free_calls -= 1
             lane.calls += 1
             batch = lane.take(MAX_ROWS_BYTES // (self.row_bytes or 1), self.max_positions or math.inf)
-            call = asyncio.create_task(self._call(batch))
-            self._calls.add(call)
-            call.add_done_callback(partial(self._returned, lane, [each.item.session_id for each in batch]))
+            task = asyncio.create_task(self._call(batch))
+            call = _Call(task, len(batch))
+            for waiting in batch:
+                waiting.call = call
+                self._under_way[waiting.item.session_id] = task
+            self._calls.add(task)
+            task.add_done_callback(partial(self._returned, lane, batch))
 
     def _held(self, lane: _Lane) -> bool:
         """Whether what waits goes together with sessions that will be back in a moment."""
@@ -218,8 +254,14 @@ class Batcher:
             return False
         return lane.calls > 0 or (bool(lane.expected) and asyncio.get_running_loop().time() < lane.held_until)
 
-    def _returned(self, lane: _Lane, sessions: Sequence[str], call: "asyncio.Task[None]") -> None:
+    def _returned(self, lane: _Lane, batch: list[_Waiting], call: "asyncio.Task[None]") -> None:
+        # A call that was cancelled or has a bug leaves nobody waiting.
+        _fail([waiting.future for waiting in batch], _abandoned())
         self._calls.discard(call)
+        sessions = [waiting.item.session_id for waiting in batch]
+        for session_id in sessions:
+            if self._under_way.get(session_id) is call:
+                del self._under_way[session_id]
         lane.free_calls += 1
         lane.calls -= 1
         hold = self._hold() if lane is self._short else 0.0
@@ -230,41 +272,12 @@ class Batcher:
         self._pump(lane)
 
     async def _call(self, batch: list[_Waiting]) -> None:
-        futures = [waiting.future for waiting in batch]
         began = asyncio.get_running_loop().time()
         left = max(waiting.caller.deadline for waiting in batch) - began
-        call = asyncio.ensure_future(self._send([waiting.item for waiting in batch], left))
-        _cancel_when_all_done(futures, call)
-        sessions = [waiting.item.session_id for waiting in batch]
-        self._under_way.update(dict.fromkeys(sessions, call))
         try:
-            _deliver(batch, await call, began)
+            _deliver(batch, await self._send([waiting.item for waiting in batch], left), began)
         except OutriderError as error:
-            _fail(futures, error)
-        except asyncio.CancelledError:
-            if being_cancelled():
-                raise
-        finally:
-            _fail(futures, _abandoned())
-            for session_id in sessions:
-                if self._under_way.get(session_id) is call:
-                    del self._under_way[session_id]
-
-
-def _cancel_when_all_done(
-    futures: list["asyncio.Future[VerifyResult]"], call: "asyncio.Future[VerifyResponse]"
-) -> None:
-    """Cancels the call when every session that waits for it has gone."""
-    waiting = len(futures)
-
-    def on_done(_: "asyncio.Future[VerifyResult]") -> None:
-        nonlocal waiting
-        waiting -= 1
-        if not waiting:
-            call.cancel()
-
-    for future in futures:
-        future.add_done_callback(on_done)
+            _fail([waiting.future for waiting in batch], error)
 
 
 def _deliver(batch: list[_Waiting], response: VerifyResponse, began: float) -> None:

@@ -136,6 +136,11 @@ class Drafting:
         else:
             self._reason = link
 
+    @property
+    def ready(self) -> bool:
+        """Whether `block` would not wait for the worker."""
+        return self._pending is None or self._pending.done()
+
     async def block(self, stats: RoundStats) -> Proposal:
         """The block that was asked for, or the reason for none. Waits at most the timeout."""
         stats.wire_bytes += self._moved_bytes
@@ -151,7 +156,9 @@ class Drafting:
             stats.draft_wait_micros = micros_since(start)
             if not in_time:
                 return self._failed(orchestrator_pb2.PLAIN_REASON_DRAFT_LATE)
-        return await self._outcome(self._pending, stats)
+        # Not kept: an event holds the whole message that it came with.
+        pending, self._pending = self._pending, None
+        return await self._outcome(pending, stats)
 
     def learned(self, length: int) -> None:
         """The worker's own block agrees with the committed tokens up to `length`."""
@@ -344,7 +351,8 @@ class Drafting:
             law = _NO_LAW if by_token else law_from_message(block.law, len(tokens), top)
         except ArrayError:
             return self._invalid("malformed")
-        if ((tokens < 0) | (tokens >= vocab_size)).any():
+        # A negative id is a large one: a single comparison sees both.
+        if len(tokens) and tokens.view("<u4").max() >= vocab_size:
             return self._invalid("token_outside_vocabulary")
         claim = Claim(tokens, law, RoundNoise(self._plan.seed, event.base_length), vocab_size)
         # A rule that compares tokens trusts the draft in nothing: there is nothing to audit.

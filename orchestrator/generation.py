@@ -136,13 +136,17 @@ class GenerationCall:
 
     async def _rounds(self, number: int, session: Session) -> None:
         finished = False
-        while not finished:
-            emission, stats = await run_round(session, self._orchestrator.services)
-            if self._place is not None:
-                self._place.generated += len(emission.tokens)
-            await self._write_tokens(number, round_response(session, emission, stats))
-            self._tell_prompt()
-            finished = emission.finish is not None
+        try:
+            while not finished:
+                emission, stats = await run_round(session, self._orchestrator.services)
+                if self._place is not None:
+                    self._place.generated += len(emission.tokens)
+                await self._write_tokens(number, round_response(session, emission, stats))
+                self._tell_prompt()
+                finished = emission.finish is not None
+        finally:
+            # At once: another owner in this process may begin before the session is closed.
+            session.drop_ahead()
 
     def _tell_prompt(self) -> None:
         if self._prompt_known is not None:

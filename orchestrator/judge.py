@@ -87,7 +87,7 @@ def logprobs_of(plan: GenerationPlan, proposal: Proposal, outcome: Outcome, veri
 
 class Judge:
     """Runs `decide`: dense rows on a thread of its own, so that the event loop never waits for them; SUPPORT rows that
-    came at the same moment in one call; the target's own tokens at once.
+    came at the same moment in one call; the target's own tokens, and the draw of a round without a block, at once.
     """
 
     def __init__(self) -> None:
@@ -111,7 +111,7 @@ class Judge:
         if isinstance(verified.rows, torch.Tensor):
             loop = asyncio.get_running_loop()
             judged = await loop.run_in_executor(self._thread, _judge, plan, tokens, proposal, verified, grammar)
-        elif isinstance(verified.rows, SupportRows) and plan.acceptance in self._together:
+        elif isinstance(verified.rows, SupportRows) and len(proposal.tokens) and plan.acceptance in self._together:
             block = Block(proposal.tokens, proposal.law, verified.rows, RoundNoise(plan.seed, len(tokens)))
             try:
                 outcome = await self._together[plan.acceptance].result(block)

@@ -1,5 +1,6 @@
 """One round of one session: draft, verify, accept, commit, emit. The table of contents of the system."""
 
+import asyncio
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,11 +11,14 @@ from orchestrator.drafting import Proposal
 from orchestrator.judge import Judge
 from orchestrator.logprobs import TokenLogprobs
 from orchestrator.metrics import Metrics
-from orchestrator.session import Session
+from orchestrator.session import Scored, Session
 from orchestrator.stats import RoundStats, micros_since
 from orchestrator.store.base import SessionStore
 from orchestrator.text.output import Emission, Kept, RoundToken
 from outrider.v1.orchestrator_pb2 import TOKEN_ORIGIN_ACCEPTED
+
+# Turns of the loop that a Verify takes to leave. The commit's write would delay it by some 0.3 ms.
+_TURNS = 2
 
 
 @dataclass(frozen=True)
@@ -32,21 +36,35 @@ async def run_round(session: Session, services: Services) -> tuple[Emission, Rou
     Nothing is returned that is not committed: when anything before the commit fails, the round did not happen. At least
     one token is committed. Raises OutriderError.
     """
-    stats = RoundStats(session.base_length)
-
-    proposal = await session.drafting.block(stats)  # draft
-    proposal, verified = await session.verifying.rows(session.tokens, proposal, stats)  # verify
+    proposal, verified, stats = await (session.take_ahead() or scored(session))  # draft, verify
     plan, tokens, grammar = session.plan, session.tokens.view(), session.grammar
     outcome, logprobs = await services.judge.outcome(plan, tokens, proposal, verified, stats, grammar)  # accept
     kept = session.output.keep(round_tokens(proposal, outcome, logprobs))
     session.check(kept)
     record(proposal, outcome, stats)
     session.advance(kept, stats)  # asks for the next block, to be drafted while the store writes
+    if kept.finish is None:
+        await score_ahead(session)  # the next round's draft and verify meanwhile: dropped when the commit fails
     await commit(session, kept, services.store, stats)
 
     session.rounds += 1
     services.metrics.round(stats, len(kept.tokens), session.plan.acceptance)
     return session.output.emit(kept), stats  # emit
+
+
+async def score_ahead(session: Session) -> None:
+    """Begins the next round before this one is committed; a Verify that waits for no block leaves before that, too."""
+    session.ahead = asyncio.create_task(scored(session))
+    for _ in range(_TURNS if session.drafting.ready else 0):
+        await asyncio.sleep(0)
+
+
+async def scored(session: Session) -> Scored:
+    """The block of a round and what the target says about it. Raises OutriderError."""
+    stats = RoundStats(session.base_length)
+    proposal = await session.drafting.block(stats)
+    proposal, verified = await session.verifying.rows(session.tokens, proposal, stats)
+    return proposal, verified, stats
 
 
 def round_tokens(proposal: Proposal, outcome: Outcome, logprobs: Sequence[TokenLogprobs] = ()) -> list[RoundToken]:

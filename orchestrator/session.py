@@ -1,19 +1,24 @@
 """One generation: what is committed, and its hold on a draft and a target worker."""
 
+import asyncio
 import time
+from typing import TypeAlias
 
 from orchestrator.costs import round_cost
-from orchestrator.drafting import Drafting
+from orchestrator.drafting import Drafting, Proposal
 from orchestrator.lookahead import SessionLookahead
 from orchestrator.prefix import TokenBuffer
 from orchestrator.request import GenerationPlan
 from orchestrator.stats import RoundStats
 from orchestrator.text.output import Kept, Output
-from orchestrator.verifying import Verifying
+from orchestrator.verifying import Verified, Verifying
 from outrider.law.sparse import Int32Array
 from outrider.lm.grammars import SessionGrammar
 from outrider.net.errors import OutriderError
 from outrider.v1 import types_pb2
+
+# The block of a round as it was verified, the target's answer, and what both took.
+Scored: TypeAlias = tuple[Proposal, Verified, RoundStats]
 
 
 class Session:
@@ -27,6 +32,7 @@ class Session:
         output: which tokens become text.
         grammar: where the output stands in its language; None without one.
         rounds: rounds run.
+        ahead: the next round's block and rows, where they are made while this round's commit is under way.
     """
 
     def __init__(
@@ -49,6 +55,7 @@ class Session:
         self.lookahead = lookahead
         self.grammar = grammar
         self.rounds = 0
+        self.ahead: asyncio.Task[Scored] | None = None
         self._advanced_at = 0.0
 
     def begin(self) -> None:
@@ -59,6 +66,16 @@ class Session:
     def base_length(self) -> int:
         """Number of committed tokens."""
         return len(self.tokens)
+
+    def take_ahead(self) -> "asyncio.Task[Scored] | None":
+        """What was begun for this round, if anything."""
+        ahead, self.ahead = self.ahead, None
+        return ahead
+
+    def drop_ahead(self) -> None:
+        """There is no next round; `close` waits for the end of what was begun for it."""
+        if self.ahead is not None:
+            self.ahead.cancel()
 
     def check(self, kept: Kept) -> None:
         """Raises OutriderError NO_PROGRESS when the language does not allow what the round came to."""
@@ -99,6 +116,11 @@ class Session:
         return self.plan.stop.max_tokens - generated - 1
 
     async def close(self) -> None:
-        """Frees the session at both workers. Idempotent."""
+        """Frees the session at both workers; what was begun for its next round is dropped. Idempotent."""
+        self.drop_ahead()
+        ahead = self.take_ahead()
+        if ahead is not None:
+            # What it came to is nobody's any more; a Verify that was not sent yet never is.
+            await asyncio.gather(ahead, return_exceptions=True)
         self.drafting.close()
         await self.verifying.close()

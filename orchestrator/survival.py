@@ -2,8 +2,6 @@
 
 import math
 
-# Positions that are told apart: the wire's limit on a block.
-POSITIONS = 64
 # What a pool believes of a draft that it has not seen, and the number of tokens that this belief weighs.
 _FIRST_GUESS, _GUESS_WEIGHT = 0.7, 2.0
 
@@ -21,11 +19,15 @@ class Survival:
     def __init__(self, *, memory: float = 256.0, weight: float = 4.0) -> None:
         self._weight = weight
         self._keep = math.exp(-1.0 / memory)
-        self._reached = [0.0] * POSITIONS
-        self._kept = [0.0] * POSITIONS
+        # As long as the longest block so far.
+        self._reached: list[float] = []
+        self._kept: list[float] = []
 
     def observe(self, asked: int, accepted: int) -> None:
         """A block of `asked` tokens was wanted, of which `accepted` were kept; one that did not come has none."""
+        missing = [0.0] * (asked - len(self._reached))
+        self._reached += missing
+        self._kept += missing
         # Also where nothing was tried: what is believed there must not stay what it was long ago.
         self._reached = [self._keep * each for each in self._reached]
         self._kept = [self._keep * each for each in self._kept]
@@ -38,8 +40,9 @@ class Survival:
         rates: list[float] = []
         believed, weight = _FIRST_GUESS, _GUESS_WEIGHT
         for position in range(count):
-            believed = (self._kept[position] + weight * believed) / (self._reached[position] + weight)
-            weight = self._weight
+            if position < len(self._reached):
+                believed = (self._kept[position] + weight * believed) / (self._reached[position] + weight)
+                weight = self._weight
             rates.append(believed)
         return rates
 

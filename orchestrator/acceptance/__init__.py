@@ -14,6 +14,7 @@ from orchestrator.acceptance.coupled import coupled
 from orchestrator.acceptance.greedy import greedy
 from orchestrator.acceptance.laws import Block, side_by_side
 from orchestrator.acceptance.outcome import Outcome
+from orchestrator.acceptance.plain import plain
 from orchestrator.acceptance.ratio import ratio
 from outrider.law.batch import each_or_why
 from outrider.law.noise import BatchNoise, RoundNoise
@@ -48,6 +49,9 @@ def accept(
     Raises ValueError for a rule that is none, rows of another rule, and what the rule itself refuses.
     """
     if rule in BY_LAW and isinstance(rows, SupportRows):
+        drawn = plain(draft_tokens, draft_law, rows)
+        if drawn is not None:
+            return drawn
         (outcome,) = accept_each(rule, [Block(draft_tokens, draft_law, rows, noise)])
         if isinstance(outcome, ValueError):
             raise outcome

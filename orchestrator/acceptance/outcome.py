@@ -6,7 +6,12 @@ import numpy as np
 
 from outrider.law.noise import Int64Array
 from outrider.law.sparse import Int32Array
-from outrider.v1.orchestrator_pb2 import TokenOrigin
+from outrider.v1.orchestrator_pb2 import (
+    TOKEN_ORIGIN_BONUS,
+    TOKEN_ORIGIN_PLAIN,
+    TOKEN_ORIGIN_RECOVERED,
+    TokenOrigin,
+)
 
 
 @dataclass(frozen=True)
@@ -27,8 +32,8 @@ class Outcome:
 def origin_after(accepted: int, lookahead: int) -> "TokenOrigin.ValueType":
     """Where the token after `accepted` of `lookahead` draft tokens comes from."""
     if accepted < lookahead:
-        return TokenOrigin.TOKEN_ORIGIN_RECOVERED
-    return TokenOrigin.TOKEN_ORIGIN_BONUS if lookahead else TokenOrigin.TOKEN_ORIGIN_PLAIN
+        return TOKEN_ORIGIN_RECOVERED
+    return TOKEN_ORIGIN_BONUS if lookahead else TOKEN_ORIGIN_PLAIN
 
 
 def outcomes(accepted: Int64Array, tokens: Int32Array, lookaheads: Int64Array) -> list[Outcome]:

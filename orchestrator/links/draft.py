@@ -58,15 +58,20 @@ class _Session:
     Attributes:
         tokens: the committed ones; more may have been appended since.
         base_length: of the last command.
-        answer: to the last command.
+        answer: to the last command; None once it is there, for it holds the whole message that it came with.
         pushed: blocks for later base lengths, by these.
     """
 
     epoch: int
     tokens: TokenBuffer
     base_length: int
-    answer: "asyncio.Future[DraftEvent]"
+    answer: "asyncio.Future[DraftEvent] | None"
     pushed: dict[int, DraftEvent]
+
+    def give_up(self) -> None:
+        """The answer is not waited for any more."""
+        if self.answer is not None:
+            self.answer.cancel()
 
     def agrees(self, event: DraftEvent) -> bool:
         """Whether what a pushed block builds on was committed, as far as it goes."""
@@ -118,11 +123,9 @@ class DraftLink(Link):
         does not read its commands, the new future itself is cancelled at once: nothing was sent.
         """
         future: asyncio.Future[DraftEvent] = asyncio.get_running_loop().create_future()
-        # A block that nobody waits for any more must not be reported as a lost exception.
-        future.add_done_callback(lambda done: None if done.cancelled() else done.exception())
         before = self._told.get(command.session_id)
         if before is not None:
-            before.answer.cancel()
+            before.give_up()
         pushed = before.pushed if before is not None and before.epoch == command.epoch else {}
         self._told[command.session_id] = _Session(command.epoch, tokens, len(tokens), future, pushed)
         if not self._enqueue(command):
@@ -165,7 +168,7 @@ class DraftLink(Link):
     def _forget(self, session_id: str) -> None:
         session = self._told.pop(session_id, None)
         if session is not None:
-            session.answer.cancel()
+            session.give_up()
             for event in session.pushed.values():
                 self._discard(event, "missed")
 
@@ -239,10 +242,13 @@ class DraftLink(Link):
             self._discard(event, "missed")
         elif event.base_length > session.base_length:
             self._hold(session, event)
+        elif session.answer is None:
+            self._discard(event, "stale")
         elif session.answer.done():
-            self._discard(event, "late" if session.answer.cancelled() else "stale")
+            self._discard(event, "late")
         else:
             session.answer.set_result(event)
+            session.answer = None
 
     def _hold(self, session: _Session, event: DraftEvent) -> None:
         if event.hypothesis and len(session.pushed) < MAX_PUSHED:
@@ -257,9 +263,10 @@ class DraftLink(Link):
     def _fail_all(self) -> None:
         told, self._told = self._told, {}
         for session in told.values():
-            if not session.answer.done():
+            if session.answer is not None and not session.answer.done():
                 error = OutriderError(types_pb2.ERROR_REASON_NO_WORKER, f"draft {self.address} is gone")
                 session.answer.set_exception(error)
+                session.answer.exception()  # one that nobody waits for any more is no lost exception
 
     async def _get_info(
         self, seconds: float, *, include_token_hashes: bool = False

@@ -1,8 +1,7 @@
 """The output of one generation: which tokens of a round to keep, and the text that they add."""
 
-from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
@@ -23,8 +22,7 @@ class RoundToken(NamedTuple):
     logprobs: TokenLogprobs | None = None
 
 
-@dataclass(frozen=True)
-class EmittedToken:
+class EmittedToken(NamedTuple):
     """A committed token with the text that it adds, and its log probability where that is wanted."""
 
     id: int
@@ -67,16 +65,18 @@ class _State:
     held: list[EmittedToken] = field(default_factory=list)
     held_characters: int = 0
     generated: int = 0
-    delivered: Counter["TokenOrigin.ValueType"] = field(default_factory=Counter)
+    delivered: dict["TokenOrigin.ValueType", int] = field(default_factory=dict)
     finish: Finish | None = None
 
     def fork(self) -> "_State":
-        return replace(
-            self,
-            detokenizer=self.detokenizer.fork(),
-            matcher=self.matcher.fork(),
-            held=self.held.copy(),
-            delivered=self.delivered.copy(),
+        return _State(
+            self.detokenizer.fork(),
+            self.matcher.fork(),
+            self.held.copy(),
+            self.held_characters,
+            self.generated,
+            self.delivered.copy(),
+            self.finish,
         )
 
     def hold(self, token: EmittedToken) -> None:
@@ -98,7 +98,7 @@ class _State:
         tokens, self.held = self.held, []
         self.held_characters = 0
         for token in tokens:
-            self.hold(replace(token, text=token.text[: length - self.held_characters]))
+            self.hold(token._replace(text=token.text[: length - self.held_characters]))
 
 
 class Output:
@@ -156,12 +156,12 @@ class Output:
         delivered = self._state.delivered
         return orchestrator_pb2.Usage(
             prompt_tokens=self._prompt_tokens,
-            completion_tokens=delivered.total(),
-            accepted_tokens=delivered[orchestrator_pb2.TOKEN_ORIGIN_ACCEPTED],
-            recovered_tokens=delivered[orchestrator_pb2.TOKEN_ORIGIN_RECOVERED],
-            bonus_tokens=delivered[orchestrator_pb2.TOKEN_ORIGIN_BONUS],
-            plain_tokens=delivered[orchestrator_pb2.TOKEN_ORIGIN_PLAIN],
-            replayed_tokens=delivered[orchestrator_pb2.TOKEN_ORIGIN_REPLAYED],
+            completion_tokens=sum(delivered.values()),
+            accepted_tokens=delivered.get(orchestrator_pb2.TOKEN_ORIGIN_ACCEPTED, 0),
+            recovered_tokens=delivered.get(orchestrator_pb2.TOKEN_ORIGIN_RECOVERED, 0),
+            bonus_tokens=delivered.get(orchestrator_pb2.TOKEN_ORIGIN_BONUS, 0),
+            plain_tokens=delivered.get(orchestrator_pb2.TOKEN_ORIGIN_PLAIN, 0),
+            replayed_tokens=delivered.get(orchestrator_pb2.TOKEN_ORIGIN_REPLAYED, 0),
             rounds=rounds,
         )
 
@@ -183,5 +183,6 @@ class Output:
 
     def _release(self, state: _State) -> Emission:
         released = state.release()
-        state.delivered.update(token.origin for token in released)
+        for token in released:
+            state.delivered[token.origin] = state.delivered.get(token.origin, 0) + 1
         return Emission(tuple(released), state.finish)

@@ -86,6 +86,8 @@ class StopMatcher:
 
     def fork(self) -> "StopMatcher":
         """An independent copy. O(number of strings)."""
+        if not self._strings:
+            return self  # nothing of it changes
         copy = StopMatcher.__new__(StopMatcher)
         copy._strings, copy._borders, copy._matched = self._strings, self._borders, self._matched.copy()
         return copy

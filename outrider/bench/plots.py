@@ -28,7 +28,6 @@ _PARTS = {
     "verify_forward": "the target's passes",
     "verify_wait": "rest of verifying",
     "accept": "acceptance",
-    "commit": "commit",
     "other": "other",
 }
 

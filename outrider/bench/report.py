@@ -42,15 +42,15 @@ class RunReport(_Part):
 
 
 class RoundTimes(_Part):
-    """Where the wall time of a round goes, mean over all rounds. The parts add up to `round`."""
+    """Where the wall time of a round goes, mean over all rounds. The parts up to `other` add up to `round`."""
 
     round: Milliseconds = Field(description="time of the requests over their rounds")
-    draft_wait: Milliseconds = Field(description="waiting for the block, after the commit before")
+    draft_wait: Milliseconds = Field(description="waiting for the block, since it was asked for")
     verify_forward: Milliseconds = Field(description="passes of the target that held the session")
     verify_wait: Milliseconds = Field(description="the rest of verifying: queues, serialisation, the network")
     accept: Milliseconds = Field(description="from rows to outcome")
-    commit: Milliseconds = Field(description="the write to the session store")
     other: Milliseconds = Field(description="everything else: starting the session, text, the stream to the client")
+    commit: Milliseconds = Field(description="the write to the session store, while the next round runs")
     draft_forward: Milliseconds = Field(description="passes of the draft; part of draft_wait unless it drafts ahead")
 
 

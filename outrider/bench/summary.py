@@ -120,12 +120,12 @@ def _times(stats: RunStats) -> RoundTimes:
         "verify_forward": stats.verify_forward_seconds,
         "verify_wait": stats.verify_seconds - stats.verify_forward_seconds,
         "accept": stats.accept_seconds,
-        "commit": stats.commit_seconds,
     }
     seconds = {
         **parts,
         "round": stats.seconds,
         "other": stats.seconds - sum(parts.values()),
+        "commit": stats.commit_seconds,
         "draft_forward": stats.draft_forward_seconds,
     }
     return RoundTimes(**{name: value * _MS / stats.rounds for name, value in seconds.items()})

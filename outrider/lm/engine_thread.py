@@ -1,6 +1,7 @@
 """The one thread that owns an engine. The event loop posts commands to it and gets results back; neither waits."""
 
 import asyncio
+import math
 import threading
 import time
 from collections import deque
@@ -10,7 +11,7 @@ from typing import Generic, Protocol, TypeVar
 Command = TypeVar("Command")
 Result = TypeVar("Result")
 
-# How often an idle thread wakes to let its scheduler free what has timed out.
+# How often the scheduler may free what has timed out; an idle thread wakes for it.
 SWEEP_SECONDS = 1.0
 
 
@@ -24,7 +25,7 @@ class Scheduler(Protocol[Command, Result]):
         """Runs at most one forward pass per engine. Called only while `busy`."""
 
     def sweep(self) -> None:
-        """Frees what has timed out. Called between passes and once a second when idle."""
+        """Frees what has timed out. Called about once a second, between passes."""
 
     @property
     def busy(self) -> bool:
@@ -54,6 +55,7 @@ class EngineThread(Generic[Command, Result]):
         self._wake = threading.Condition()
         self._stopping = False
         self._turn_began: float | None = None
+        self._swept_at = -math.inf
         # Daemon: a pass that never returns must not keep the process alive.
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
 
@@ -108,7 +110,9 @@ class EngineThread(Generic[Command, Result]):
         self._hand_over(scheduler.handle(commands))
         if scheduler.busy:
             self._hand_over(scheduler.step())
-        scheduler.sweep()
+        if time.monotonic() - self._swept_at >= SWEEP_SECONDS:
+            scheduler.sweep()
+            self._swept_at = time.monotonic()
         return True
 
     def _hand_over(self, results: list[Result]) -> None:

@@ -110,7 +110,7 @@ def law_from_message(message: types_pb2.DraftLaw, rows: int, top: int = MAX_LAW_
         int32s(message.token_ids, "law.token_ids"),
         float32s(message.probs, "law.probs"),
     )
-    if (law.sizes < 1).any():
+    if len(law.sizes) and law.sizes.min() < 1:
         raise ArrayError("law.sizes holds a size below 1")
     if not int(law.sizes.sum(dtype=np.int64)) == len(law.token_ids) == len(law.probs):
         raise ArrayError(

@@ -701,7 +701,7 @@ class Round(_message.Message):
     plain_reason: Global___PlainReason.ValueType
     """Why the round ran without a block; set only when drafted is 0."""
     draft_wait_micros: _builtins.int
-    """Waiting for the block after the previous commit, in microseconds."""
+    """Waiting for the block since it was asked for, in microseconds."""
     draft_forward_micros: _builtins.int
     """Time the draft's passes took, in microseconds."""
     verify_micros: _builtins.int
@@ -713,7 +713,7 @@ class Round(_message.Message):
     and the time of each is that until all of them are.
     """
     commit_micros: _builtins.int
-    """Commit to the session store, in microseconds."""
+    """Commit to the session store, in microseconds; the next round runs meanwhile."""
     wire_bytes: _builtins.int
     """Serialised bytes of this session's part of the draft and verify messages, both directions."""
     target_passes: _builtins.int

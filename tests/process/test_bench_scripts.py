@@ -1,7 +1,9 @@
 """The scripts around `outrider bench` run, and say by their exit code when a goal is missed."""
 
+import asyncio
 import re
 
+import psutil
 import pytest
 
 from tests.harness.openai_server import echo_server
@@ -29,8 +31,16 @@ async def test_peers() -> None:
 # What a peer reaches is the machine's affair: a goal that is always reached, and one that never is.
 @pytest.mark.parametrize(("goal", "code"), [("0", 0), ("1e9", 1)])
 async def test_plain_peer(goal: str, code: int) -> None:
-    with echo_server() as server:
-        ended, output = await bench("plain_peer", "--prompts", "quoting", "--openai", server.url, "--goal", goal)
+    # The server runs in this process; another one is stopped in its place.
+    stopped = await asyncio.create_subprocess_exec("sleep", "600")
+    try:
+        with echo_server() as server:
+            flags = ("--prompts", "quoting", "--openai", server.url, "--openai-pid", str(stopped.pid), "--goal", goal)
+            ended, output = await bench("plain_peer", *flags)
+        assert psutil.Process(stopped.pid).status() == psutil.STATUS_SLEEPING
+    finally:
+        stopped.kill()
+        await stopped.wait()
     assert ended == code, output
     one, many = output.splitlines()[-2:]
     assert one.startswith(" 1 sessions: ours ")

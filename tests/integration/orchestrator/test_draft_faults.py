@@ -469,7 +469,7 @@ async def test_a_warm_up_that_was_refused_is_not_built_on() -> None:
             model.hold()
             running = asyncio.create_task(orchestrator.generate(ask(PROMPT, max_tokens=3, temperature=0)))
             # The refusal is here before the prompt is done.
-            await eventually(lambda: draft.commands and all(one.answer.done() for one in link._told.values()))
+            await eventually(lambda: draft.commands and all(one.answer is None for one in link._told.values()))
             model.let_go()
             assert (await running).ids == greedy_output(PROMPT, 3)
             assert [one.WhichOneof("action") for one in draft.commands[:2]] == ["open", "open"]

@@ -301,7 +301,7 @@ async def test_an_error_to_an_advance_that_nobody_waits_for_opens_the_session_an
             await eventually(lambda: any(one.pushed for one in link._told.values()))
             model.step()
             await model.until_in_pass()
-            await eventually(lambda: refused and all(one.answer.done() for one in link._told.values()))
+            await eventually(lambda: refused and all(one.answer is None for one in link._told.values()))
             model.stepping = False
             model.step()
             one = await running

@@ -64,6 +64,16 @@ def test_blocks_are_judged_as_if_alone(rule):
 
 
 @RULES
+def test_a_round_without_a_block_has_a_short_way_to_the_same_outcome(rule):
+    rng = np.random.default_rng(4)
+    blocks = [block for block in (random_block(rng) for _ in range(400)) if not len(block.tokens)]
+    blocks += [broken(block, rng) for block in blocks]
+    expected = together(rule, blocks)
+    assert {type(each) for each in expected} == {Outcome, str}
+    assert [alone(rule, block) for block in blocks] == expected
+
+
+@RULES
 def test_a_block_that_is_refused_harms_no_neighbour(rule):
     rng = np.random.default_rng(2)
     refusals = set()

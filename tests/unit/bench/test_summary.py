@@ -90,9 +90,9 @@ def test_speeds_are_paired_by_turn_and_times_add_up() -> None:
     assert first.rounds.bytes_per_token == 100
     times = first.rounds.times
     assert times is not None
-    parts = times.draft_wait + times.verify_forward + times.verify_wait + times.accept + times.commit + times.other
+    parts = times.draft_wait + times.verify_forward + times.verify_wait + times.accept + times.other
     assert parts == pytest.approx(times.round) == pytest.approx(50.0)
-    assert (times.draft_wait, times.verify_wait, times.other) == pytest.approx((10.0, 5.0, 7.0))
+    assert (times.draft_wait, times.verify_wait, times.other, times.commit) == pytest.approx((10.0, 5.0, 9.0, 2.0))
 
 
 def test_same_tokens_are_those_of_plain() -> None:
