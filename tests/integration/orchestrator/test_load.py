@@ -110,7 +110,8 @@ async def test_verify_calls_carry_the_deadline_of_those_who_wait_for_them() -> N
         link._stub.Verify = noted  # type: ignore[method-assign,assignment]
         await orchestrator.generate(ask(PROMPT, max_tokens=3), deadline=50.0)
         assert len(timeouts) == 3
-        assert all(0.0 < timeout <= 51.0 for timeout in timeouts), timeouts
+        # gRPC rounds a deadline up on its way, by some thousandths of it.
+        assert all(0.0 < timeout <= 52.0 for timeout in timeouts), timeouts
 
 
 async def test_what_waits_is_refused_when_the_orchestrator_drains_and_what_runs_ends() -> None:

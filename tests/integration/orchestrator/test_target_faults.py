@@ -357,11 +357,8 @@ async def test_j4_an_answer_over_the_limit_is_an_error_and_no_retry_loop(monkeyp
         result.logits.CopyFrom(LogitsRows(data=bytes(1 << 20)))
         return result
 
-    limited = [
-        (name, 1 << 19 if name == "grpc.max_receive_message_length" else value)
-        for name, value in channel.CHANNEL_OPTIONS
-    ]
-    monkeypatch.setattr(channel, "CHANNEL_OPTIONS", limited)
+    options = channel._options
+    monkeypatch.setattr(channel, "_options", lambda tls, _max_receive_bytes: options(tls, 1 << 19))
     async with fake_target(answering(large)) as target, start_orchestrator([target.address]) as orchestrator:
         with pytest.raises(grpc.aio.AioRpcError) as failure:
             await orchestrator.generate(ask(PROMPT))
