@@ -160,15 +160,20 @@ class TargetCosts:
     def cycle(self, wait: Wait, lookahead: float) -> float:
         """Seconds of a round when every session waits so for a block of this length.
 
-        All go on together, and the next pass begins when the last is back; or they miss passes, and those of others
-        run meanwhile. One whose block was drafted ahead misses none.
+        All go on together, and the next pass begins when the last is back; or they take turns, and passes of others
+        run while one is between two of its own; then the worker may still wait for those whose block was drafted ahead.
         """
-        together = (self._rest.value + wait.mean) * max(1.0, self._straggling.value)
-        best = self.pass_seconds(self.sessions, lookahead) + together
-        for turns in range(2, 1 + min(self.sessions, _TURNS)):
-            one = self.pass_seconds(self.sessions / (wait.ahead + (1.0 - wait.ahead) * turns), lookahead)
-            missed = max(one + self._rest.value + wait.missed, turns * one)
-            best = min(best, wait.ahead * one + (1.0 - wait.ahead) * missed)
+        rest, n = self._rest.value, self.sessions
+        best = self.pass_seconds(n, lookahead) + (rest + wait.mean) * max(1.0, self._straggling.value)
+        for turns in range(2, 1 + min(n, _TURNS)):
+            apart = self.pass_seconds(n / turns, lookahead)
+            joined = self.pass_seconds(n / (wait.ahead + (1.0 - wait.ahead) * turns), lookahead) + rest
+            missed = max(joined + wait.missed, turns * joined)
+            best = min(
+                best,
+                max(apart + rest + wait.missed, turns * apart),
+                wait.ahead * joined + (1.0 - wait.ahead) * missed,
+            )
         return best
 
     def call_seconds(self, items: int) -> float:
