@@ -252,9 +252,7 @@ class Batcher:
         self._calls.add(task)
         task.add_done_callback(partial(self._returned, lane, batch, trip))
 
-    def _returned(
-        self, lane: _Lane, batch: list[_Waiting], trip: Trip | None, call: "asyncio.Task[None]"
-    ) -> None:
+    def _returned(self, lane: _Lane, batch: list[_Waiting], trip: Trip | None, call: "asyncio.Task[None]") -> None:
         # A call that was cancelled or has a bug leaves nobody waiting.
         _fail([waiting.future for waiting in batch], _abandoned())
         self._calls.discard(call)

@@ -44,7 +44,8 @@ class Survival:
             if position < len(self._reached):
                 weighs, weight = self._reached[position] + weight, self._weight
                 believed += (self._kept[position] - self._reached[position] * believed) / weighs
-            rates.append(min(1.0, believed + errors * math.sqrt(believed * (1.0 - believed) / weighs)))
+            error = math.sqrt(max(0.0, believed * (1.0 - believed)) / weighs)
+            rates.append(min(1.0, believed + errors * error))
         return rates
 
 

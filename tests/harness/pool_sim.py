@@ -132,7 +132,7 @@ class Target:
         self._waiting: list[tuple[Sequence[VerifyItem], float, asyncio.Future[tuple[VerifyTiming, float]]]] = []
         self._came = asyncio.Event()
 
-    async def verify(self, items: Sequence[VerifyItem]) -> VerifyResponse:
+    async def verify(self, items: Sequence[VerifyItem], _within: float) -> VerifyResponse:
         """Once a pass has held the items."""
         loop = asyncio.get_running_loop()
         await asyncio.sleep(self._scene.network)

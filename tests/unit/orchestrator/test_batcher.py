@@ -281,7 +281,7 @@ async def test_a_call_leaves_by_itself_when_its_time_has_come() -> None:
 
 async def test_f_a_call_that_cannot_hold_all_is_shared_by_weight_and_nobody_waits_behind_another_tenant() -> None:
     worker = Worker()
-    batcher = Batcher(worker.send, calls_in_flight=1)
+    batcher = Batcher(worker.send, Steady(), calls_in_flight=1)
     batcher.max_positions = 8
     callers = {"a": Caller("a", 1.0), "b": Caller("b", 1.0), "c": Caller("c", 2.0)}
     names = [f"a{index}" for index in range(100)] + [f"b{index}" for index in range(4)] + ["c0", "c1", "c2", "c3", "c4"]
@@ -311,7 +311,7 @@ async def rounds(batcher: Batcher, name: str, caller: Caller) -> None:
 
 async def test_f_one_tenant_alone_fills_its_calls_whatever_a_pass_holds() -> None:
     worker = Worker()
-    batcher = Batcher(worker.send, calls_in_flight=1)
+    batcher = Batcher(worker.send, Steady(), calls_in_flight=1)
     batcher.max_positions = 8
     tasks = [asyncio.create_task(batcher.verify(item(str(index)))) for index in range(20)]
     await worker.wait_for_calls(1)
@@ -323,7 +323,7 @@ async def test_f_one_tenant_alone_fills_its_calls_whatever_a_pass_holds() -> Non
 
 async def test_dense_rows_are_counted_so_that_every_answer_fits_its_message() -> None:
     worker = Worker()
-    batcher = Batcher(worker.send, calls_in_flight=1)
+    batcher = Batcher(worker.send, Steady(), calls_in_flight=1)
     batcher.row_bytes = row_bytes(152_064, "float32")
 
     def dense(name: str) -> VerifyItem:
@@ -349,7 +349,7 @@ async def test_a_call_is_told_until_when_anybody_waits_for_it() -> None:
         lefts.append(left)
         return answer(items)
 
-    batcher = Batcher(send)
+    batcher = Batcher(send, Steady())
     now = asyncio.get_running_loop().time()
     for deadlines in ([now + 100.0, now + 200.0], [now + 100.0, math.inf]):
         await asyncio.gather(
