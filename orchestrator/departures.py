@@ -13,6 +13,8 @@ from typing import Protocol
 
 # Who is late is expected after as long again as he is late, and not before so many seconds.
 _SOON = 0.0005
+# Passes of those who wait that nobody is held for longer.
+_PATIENCE = 2.0
 
 
 class Pace(Protocol):
@@ -105,8 +107,12 @@ class Departures:
             return self._busy_until - now
         self._give_up(now)
         items, best = min(waiting, self._most), 0.0
-        served = items / seconds(items)
+        alone = seconds(items)
+        served = items / alone
         for due, out in sorted((self._expected(trip, now), len(trip.out)) for trip in self._trips):
+            if due >= _PATIENCE * alone:
+                # Passes without them are over by then.
+                break
             items = min(items + out, self._most)
             if items > served * (due + seconds(items)):
                 served, best = items / (due + seconds(items)), due

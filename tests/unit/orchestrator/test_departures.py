@@ -60,6 +60,12 @@ def test_two_groups_of_which_one_takes_longer_than_a_pass_costs_take_turns() -> 
     assert after_a_call(0.9, "abcd").delay(4, 2.0) == pytest.approx(0.9)
 
 
+def test_nobody_is_waited_for_who_comes_two_passes_later() -> None:
+    many = [str(number) for number in range(100)]
+    assert after_a_call(2.3, many).delay(1, 2.0) == 0.0
+    assert after_a_call(2.0, many).delay(1, 2.0) == pytest.approx(2.0)
+
+
 def test_who_is_late_is_waited_for_a_while() -> None:
     departures = after_a_call(0.5, "abcd")
     for session in "abc":
