@@ -7,8 +7,12 @@ each position, a step of the draft 2.5 ms and 0.05 ms; all are longer by the fac
 Python of so many clients fits into the cores of a small machine. A draft token is the target's own
 with the cell's probability. Clients generate greedily and without pause. Control and fixed lookaheads have
 orchestrators of their own over the same workers, so that the control learns from its own rounds alone; for each
-acceptance and factor its orchestrator is new. Legs alternate, figures are medians of the repetitions; a leg begins with
-rounds that are not counted, and each cell with a leg of the control in which it may learn.
+acceptance and factor its orchestrator is new. Legs alternate. A leg's rate is the sum over its clients of the tokens a
+second between two of a client's tokens, the same in all legs; within a repetition all legs have the same prompts, and
+with them the same right and wrong draft tokens. Each cell begins with a leg of the control in which it may learn.
+
+The ratio does not favour a lookahead that was the best by chance: the control's rate in either half of the
+repetitions is held against that of the lookahead which was the best in the other half.
 
 Draft calls are those of the control in its counted legs: blocks, probes and prefixes to cache. Exits with 1 when the
 control is below the limit in any cell, or asks for anything but probes where plain decoding is best by a twentieth.
@@ -20,8 +24,8 @@ import statistics
 import sys
 import time
 from collections import defaultdict
-from collections.abc import AsyncIterator, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, field
 
 import grpc
@@ -47,20 +51,46 @@ CLEARLY = 1.05
 MODEL = f"synthetic:vocab_size={VOCAB},context_length=1000000"
 KINDS = ("block", "probe", "prefix")
 AUTO = None
+# Tokens of each client before a leg counts, and those that do: about 1 and 4 s of plain decoding, times the factor.
+WARM_UP, COUNTED = {1: 40, 4: 40, 16: 24, 64: 8}, {1: 160, 4: 128, 16: 64, 64: 24}
+# Seconds, times the factor, after which a leg ends in any case: one that is so slow is not the best.
+LONGEST_LEG = 12.0
+
+
+@dataclass
+class Client:
+    """One generation, so far.
+
+    Attributes:
+        tokens: all.
+        marks: (time, tokens) when it had so many tokens that counting began, and since then the last.
+    """
+
+    tokens: int = 0
+    marks: list[tuple[float, int]] = field(default_factory=list)
+
+    def heard(self, tokens: int, first: int, last: int) -> bool:
+        """So many more, of which those from `first` to `last` count. Whether the last has come just now."""
+        before, self.tokens = self.tokens, self.tokens + tokens
+        if before < last and self.tokens >= first:
+            self.marks[1:] = [(time.perf_counter(), self.tokens)]
+        return before < last <= self.tokens
+
+    @property
+    def rate(self) -> float:
+        """Tokens a second; 0 before there were two marks."""
+        if len(self.marks) < 2:
+            return 0.0
+        (start, before), (end, after) = self.marks
+        return (after - before) / (end - start)
 
 
 @dataclass(frozen=True)
 class Leg:
-    """What so many clients got in the counted time."""
+    """Tokens a second of all clients, and rounds."""
 
-    tokens: int
-    seconds: float
+    rate: float
     rounds: int
-    plain: int
-
-    @property
-    def rate(self) -> float:
-        return self.tokens / self.seconds
 
 
 @dataclass
@@ -74,15 +104,30 @@ class Cell:
     calls: dict[str, int] = field(default_factory=lambda: dict.fromkeys(KINDS, 0))
 
     def rate(self, lookahead: int | None) -> float:
-        return statistics.median(leg.rate for leg in self.legs[lookahead])
+        return statistics.mean(leg.rate for leg in self.legs[lookahead])
 
     @property
     def best(self) -> int:
-        return max((each for each in self.legs if each is not AUTO), key=self.rate)
+        return self._best(self.legs)
 
     @property
     def ratio(self) -> float:
-        return self.rate(AUTO) / self.rate(self.best)
+        """On average over the halves; with one repetition, to the best in it."""
+        count = len(self.legs[AUTO])
+        halves = [self._part(range(half, count, 2)) for half in range(min(2, count))]
+        return statistics.mean(
+            statistics.mean(leg.rate for leg in half[AUTO])
+            / statistics.mean(leg.rate for leg in half[self._best(other)])
+            for half, other in zip(halves, reversed(halves), strict=True)
+        )
+
+    def _part(self, repetitions: Sequence[int]) -> dict[int | None, list[Leg]]:
+        return {lookahead: [legs[each] for each in repetitions] for lookahead, legs in self.legs.items()}
+
+    @staticmethod
+    def _best(legs: Mapping[int | None, Sequence[Leg]]) -> int:
+        fixed = [each for each in legs if each is not AUTO]
+        return max(fixed, key=lambda each: statistics.mean(leg.rate for leg in legs[each]))
 
     @property
     def rounds(self) -> int:
@@ -100,20 +145,27 @@ class Cell:
 
 
 class Clients:
-    """Generations without end; counts what they get."""
+    """Generations without end, over one orchestrator."""
 
     def __init__(self, orchestrator: RunningOrchestrator) -> None:
         self._orchestrator = orchestrator
-        self._tokens = self._rounds = self._plain = 0
+        self._rounds = 0
 
-    async def leg(self, clients: int, lookahead: int | None, warm_up: float, seconds: float) -> Leg:
-        """Rounds of so many clients: those of the first `warm_up` seconds do not count."""
-        readers = [asyncio.create_task(self._read(request(number, lookahead))) for number in range(clients)]
+    async def leg(
+        self, clients: int, lookahead: int | None, prompts: int, warm_up: int, counted: int, seconds: float
+    ) -> Leg:
+        """Until every client has so many tokens after the warm-up, or for so long. `prompts`: which ones."""
+        running, rounds = [Client() for _ in range(clients)], self._rounds
+        missing = asyncio.Semaphore(0)
+        readers = [
+            asyncio.create_task(self._read(request(number, lookahead, prompts), client, warm_up, counted, missing))
+            for number, client in enumerate(running)
+        ]
         try:
-            await asyncio.sleep(warm_up)
-            before, start = (self._tokens, self._rounds, self._plain), time.perf_counter()
-            await asyncio.sleep(seconds)
-            after, end = (self._tokens, self._rounds, self._plain), time.perf_counter()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(seconds):
+                    for _ in running:
+                        await missing.acquire()
             ended = [reader for reader in readers if reader.done()]
             if ended:
                 await asyncio.gather(*ended)
@@ -122,22 +174,23 @@ class Clients:
             for reader in readers:
                 reader.cancel()
             await asyncio.gather(*readers, return_exceptions=True)
-        tokens, rounds, plain = (now - then for now, then in zip(after, before, strict=True))
-        return Leg(tokens, end - start, rounds, plain)
+        return Leg(sum(client.rate for client in running), self._rounds - rounds)
 
-    async def _read(self, wanted: GenerateRequest) -> None:
+    async def _read(
+        self, wanted: GenerateRequest, client: Client, warm_up: int, counted: int, missing: asyncio.Semaphore
+    ) -> None:
         call = self._orchestrator.stub.Generate(wanted)
         try:
             while (response := await call.read()) is not grpc.aio.EOF:
-                self._tokens += len(response.tokens)
                 self._rounds += response.HasField("round")
-                self._plain += response.round.drafted == 0
+                if client.heard(len(response.tokens), warm_up, warm_up + counted):
+                    missing.release()
         finally:
             call.cancel()
 
 
-def request(number: int, lookahead: int | None) -> GenerateRequest:
-    prompt = (number % VOCAB, number // VOCAB, 1)
+def request(number: int, lookahead: int | None, prompts: int) -> GenerateRequest:
+    prompt = (number % VOCAB, number // VOCAB, prompts % VOCAB)
     return ask(prompt, max_tokens=500_000, lookahead=lookahead, temperature=0)
 
 
@@ -176,14 +229,16 @@ async def pair(acceptance: float, scale: float) -> AsyncIterator[Pair]:
 async def measure(running: Pair, cell: Cell, options: argparse.Namespace) -> None:
     """Fills the cell."""
     control, fixed = Clients(running.control), Clients(running.fixed)
-    await control.leg(cell.clients, AUTO, 0.0, cell.scale * options.learn)
+    clients = cell.clients
+    marks = WARM_UP.get(clients, 8), max(1, int(options.share * COUNTED.get(clients, 24)))
+    await control.leg(clients, AUTO, options.repeats, *marks, cell.scale * options.learn)
     for repetition in range(options.repeats):
         turn = repetition * len(options.lookaheads) // options.repeats
         order = [AUTO, *options.lookaheads]
         for lookahead in order[turn:] + order[:turn]:
             before = running.calls()
-            clients = control if lookahead is AUTO else fixed
-            leg = await clients.leg(cell.clients, lookahead, cell.scale * options.warm_up, cell.scale * options.seconds)
+            those = control if lookahead is AUTO else fixed
+            leg = await those.leg(clients, lookahead, repetition, *marks, cell.scale * LONGEST_LEG)
             cell.legs[lookahead].append(leg)
             if lookahead is AUTO:
                 for kind, count in running.calls().items():
@@ -240,15 +295,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "--lookaheads", type=int, nargs="+", default=list(LOOKAHEADS), help="fixed ones to compare with"
     )
     parser.add_argument("--repeats", type=int, default=2)
-    parser.add_argument("--learn", type=float, default=4.0, help="seconds, times the cell's factor, before the cell")
-    parser.add_argument("--warm-up", type=float, default=1.5, help="seconds, times the factor, before a leg counts")
-    parser.add_argument("--seconds", type=float, default=2.0, help="seconds of a leg, times the factor")
+    parser.add_argument("--learn", type=float, default=4.0, help="seconds at most, times the factor, before a cell")
+    parser.add_argument("--share", type=float, default=1.0, help="of the usual tokens, counted in a leg")
     parser.add_argument("--limit", type=float, default=LIMIT)
     parser.add_argument("--smoke", action="store_true", help="one short cell: shows that this runs")
     options = parser.parse_args(arguments)
     if options.smoke:
         options.clients, options.acceptances, options.lookaheads = [2], [0.9], [0, 4]
-        options.repeats, options.learn, options.seconds = 1, 1.0, 1.0
+        options.repeats, options.learn, options.share = 1, 1.0, 0.2
     return 0 if report(asyncio.run(run(options)), options) else 1
 
 

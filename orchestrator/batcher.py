@@ -1,10 +1,6 @@
 """Turns the verify items of many sessions into few calls to one target worker.
 
-A call leaves as soon as the worker has room, with whatever waits at that moment. Sessions that were answered together
-come back one after another; the first of them would leave alone, its pass would cost as much as one with all of them,
-and they would go on in two halves that wait for each other. So a call is held for those that will be back soon, where
-that is much shorter than a pass, and for no longer.
-
+A call leaves when the worker is about to be free, with those who wait and those who will be back soon (departures.py).
 Items that carry a long prefix go in calls of their own, because a call is answered when its last item is done.
 
 A call that cannot hold all that waits takes the oldest. Among several tenants it takes no more than the worker computes
@@ -17,6 +13,7 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
+from orchestrator.departures import Departures, Pace, Trip
 from orchestrator.fairness import Shares, in_turn
 from orchestrator.tenants import ANYONE, Caller
 from outrider.net.answers import MAX_ROWS_BYTES
@@ -95,28 +92,23 @@ class _Lane:
         max_items: most items of a call.
         free_calls: how many more the worker may hold.
         waiting: the items that wait for the next one, oldest first.
-        calls: how many it holds.
-        expected: sessions of the call that returned last that are not back.
-        held_until: when they are not waited for any more, in the loop's time.
         tenants: whose items came, and when the last one did.
         shares: what each was served.
         looked_at: whether the loop looks at what waits in its next turn.
+        timer: when to look again whether it is time for the next call.
     """
 
     max_items: int
     free_calls: int
     waiting: dict["asyncio.Future[VerifyResult]", _Waiting] = field(default_factory=dict)
-    calls: int = 0
-    expected: set[str] = field(default_factory=set)
-    held_until: float = 0.0
     tenants: dict[str, float] = field(default_factory=dict)
     shares: Shares = field(default_factory=Shares)
     looked_at: bool = False
+    timer: asyncio.TimerHandle | None = None
 
     def add(self, waiting: _Waiting) -> None:
         """The item waits."""
         self.waiting[waiting.future] = waiting
-        self.expected.discard(waiting.item.session_id)
         self.tenants[waiting.caller.tenant] = waiting.since
 
     def take(self, max_rows: float, max_positions: float) -> list[_Waiting]:
@@ -152,11 +144,10 @@ class Batcher:
 
     Args:
         send: one Verify call; raises OutriderError when the call as a whole failed.
+        pace: what calls take, as measured by others; the time between them is measured here.
         max_items: most items of one call.
         calls_in_flight: calls that the worker may hold at once: one that it computes and one that waits for it.
         prefills_in_flight: calls with a long prefix that the worker may hold at once.
-        hold: how long a call waits for the sessions of the call before, in seconds; while it is more than 0 the worker
-            holds one call at a time.
 
     Attributes:
         row_bytes: of the logits of one position; 0 while unknown.
@@ -166,18 +157,18 @@ class Batcher:
     def __init__(
         self,
         send: Send,
+        pace: Pace,
         *,
         max_items: int = 256,
         calls_in_flight: int = 2,
         prefills_in_flight: int = 8,
-        hold: Callable[[], float] = lambda: 0.0,
     ) -> None:
         self._send = send
         self._short = _Lane(max_items, calls_in_flight)
         self._long = _Lane(1, prefills_in_flight)
         self._calls: set[asyncio.Task[None]] = set()
         self._under_way: dict[str, asyncio.Task[None]] = {}
-        self._hold = hold
+        self._departures = Departures(pace, max_items)
         self.row_bytes = self.max_positions = 0
 
     async def verify(self, item: VerifyItem, caller: Caller = ANYONE) -> VerifyResult:
@@ -191,6 +182,7 @@ class Batcher:
         rows = len(item.draft_tokens) // _BYTES_PER_TOKEN + 1 if item.row_format == ROW_FORMAT_LOGITS else 0
         waiting = _Waiting(item, future, loop.time(), caller, rows)
         lane.add(waiting)
+        self._departures.back(item.session_id, waiting.since)
         # Not at once: what other sessions add in this turn of the loop goes along.
         if not lane.looked_at:
             lane.looked_at = True
@@ -217,6 +209,8 @@ class Batcher:
         for lane in (self._short, self._long):
             _fail(list(lane.waiting), _abandoned())
             lane.waiting.clear()
+            if lane.timer is not None:
+                lane.timer.cancel()
         for call in self._calls:
             call.cancel()
 
@@ -227,7 +221,7 @@ class Batcher:
 
     def away(self, session_id: str) -> None:
         """The session will not be back soon: no call is held for it."""
-        self._short.expected.discard(session_id)
+        self._departures.away(session_id)
         self._pump(self._short)
 
     def _look(self, lane: _Lane) -> None:
@@ -235,40 +229,39 @@ class Batcher:
         self._pump(lane)
 
     def _pump(self, lane: _Lane) -> None:
-        """Sends what waits as long as the worker has room, and nobody is held for."""
-        while lane.free_calls and lane.waiting and not self._held(lane):
-            lane.free_calls -= 1
-            lane.calls += 1
-            batch = lane.take(MAX_ROWS_BYTES // (self.row_bytes or 1), self.max_positions or math.inf)
-            task = asyncio.create_task(self._call(batch))
-            call = _Call(task, len(batch))
-            for waiting in batch:
-                waiting.call = call
-                self._under_way[waiting.item.session_id] = task
-            self._calls.add(task)
-            task.add_done_callback(partial(self._returned, lane, batch))
+        """Sends what waits once the worker has room and it is time."""
+        loop = asyncio.get_running_loop()
+        if lane.timer is not None:
+            lane.timer.cancel()
+        while lane.free_calls and lane.waiting:
+            delay = self._departures.delay(len(lane.waiting), loop.time()) if lane is self._short else 0.0
+            if delay > 0.0:
+                lane.timer = loop.call_later(delay, self._pump, lane)
+                return
+            self._leave(lane, loop.time())
 
-    def _held(self, lane: _Lane) -> bool:
-        """Whether what waits goes together with sessions that will be back in a moment."""
-        if lane is self._long or self._hold() <= 0.0:
-            return False
-        return lane.calls > 0 or (bool(lane.expected) and asyncio.get_running_loop().time() < lane.held_until)
+    def _leave(self, lane: _Lane, now: float) -> None:
+        lane.free_calls -= 1
+        batch = lane.take(MAX_ROWS_BYTES // (self.row_bytes or 1), self.max_positions or math.inf)
+        trip = self._departures.left([each.item.session_id for each in batch], now) if lane is self._short else None
+        task = asyncio.create_task(self._call(batch))
+        call = _Call(task, len(batch))
+        for waiting in batch:
+            waiting.call = call
+            self._under_way[waiting.item.session_id] = task
+        self._calls.add(task)
+        task.add_done_callback(partial(self._returned, lane, batch, trip))
 
-    def _returned(self, lane: _Lane, batch: list[_Waiting], call: "asyncio.Task[None]") -> None:
+    def _returned(self, lane: _Lane, batch: list[_Waiting], trip: Trip | None, call: "asyncio.Task[None]") -> None:
         # A call that was cancelled or has a bug leaves nobody waiting.
         _fail([waiting.future for waiting in batch], _abandoned())
         self._calls.discard(call)
-        sessions = [waiting.item.session_id for waiting in batch]
-        for session_id in sessions:
+        for session_id in [waiting.item.session_id for waiting in batch]:
             if self._under_way.get(session_id) is call:
                 del self._under_way[session_id]
         lane.free_calls += 1
-        lane.calls -= 1
-        hold = self._hold() if lane is self._short else 0.0
-        if hold > 0.0:
-            loop = asyncio.get_running_loop()
-            lane.expected, lane.held_until = set(sessions), loop.time() + hold
-            loop.call_at(lane.held_until, self._pump, lane)
+        if trip is not None:
+            self._departures.answered(trip, asyncio.get_running_loop().time())
         self._pump(lane)
 
     async def _call(self, batch: list[_Waiting]) -> None:

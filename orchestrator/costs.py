@@ -1,6 +1,5 @@
 """What rounds cost, as measured: the pass of a target worker, the wait for a draft worker. Times in seconds."""
 
-import math
 from dataclasses import dataclass
 
 from orchestrator.fit import LinearFit
@@ -11,18 +10,17 @@ from outrider.v1.target_pb2 import VerifyTiming
 _DECODE = 65
 # Rounds of every session after which a mean forgets.
 _ROUNDS = 8.0
-# A call is held for at most this part of a pass longer than sessions need on average.
-_PATIENCE = 0.25
-# To hold or not changes only when that is better by this factor.
-_STEADY = 1.05
 # Seconds; a fit of few passes must not come to nothing.
 _SHORTEST_PASS = 1e-5
+_SHORTEST_GAP = 1e-5
 # A round that takes so many times as long as others was stalled, unless the next one does as well.
 _STALLED = 8.0
+# Blocks after which the share that was drafted ahead forgets; and what it is no less than, where it is hoped for.
+_BLOCKS, _RARE = 64.0, 0.01
 # Blocks of many sessions tell much the same: one in (1 + sessions / so many) is fitted.
 _BLOCKS_PER_FIT = 8
-# Parts by which the time between two passes of a session varies.
-_JITTER = 0.3
+# So many passes at most are thought of as taking turns.
+_TURNS = 8
 
 
 @dataclass(frozen=True)
@@ -42,6 +40,26 @@ class RoundCost:
     queue: float
     passes: float
     tokens: int
+
+
+@dataclass(frozen=True)
+class Wait:
+    """What rounds are expected to wait for their blocks.
+
+    Attributes:
+        missed: for one that nothing was ahead of.
+        ahead: the share that was drafted ahead.
+        late: how long the rest of those takes.
+    """
+
+    missed: float
+    ahead: float = 0.0
+    late: float = 0.0
+
+    @property
+    def mean(self) -> float:
+        """Of all."""
+        return (1.0 - self.ahead) * self.missed + self.ahead * self.late
 
 
 def round_cost(stats: RoundStats, since: float, tokens: int) -> RoundCost:
@@ -74,7 +92,7 @@ class Mean:
 class TargetCosts:
     """One target worker, as the rounds of all sessions bound to it see it.
 
-    A pass is fitted as a + b·items + c·positions.
+    A pass is fitted as a + b·items + c·positions. The Pace of departures to the worker.
 
     Attributes:
         sessions: bound to the worker.
@@ -84,8 +102,8 @@ class TargetCosts:
         # What items and positions cannot be told apart by goes to the positions, and what is constant to a.
         self._pass = LinearFit((1.0, 512.0, 32.0))
         self._last: tuple[int, int, int] = (0, 0, 0)
-        self._lookahead, self._seconds, self._tokens, self._passes, self._wait, self._rest = (Mean() for _ in range(6))
-        self._holding = True
+        self._lookahead, self._seconds, self._tokens, self._passes, self._rest = (Mean() for _ in range(5))
+        self._gap, self._gap_error, self._straggling = (Mean() for _ in range(3))
         self._stalled = False
         self.sessions = 1
 
@@ -108,7 +126,6 @@ class TargetCosts:
         self._seconds.observe(cost.seconds, memory)
         self._tokens.observe(cost.tokens, memory)
         self._passes.observe(cost.passes, memory)
-        self._wait.observe(cost.draft_wait, memory)
         self._rest.observe(max(0.0, cost.seconds - cost.passes - cost.draft_wait - cost.queue), memory)
 
     @property
@@ -131,92 +148,89 @@ class TargetCosts:
         """What one more position adds to a pass."""
         return max(0.0, self._pass.coefficients[2])
 
-    @property
-    def rest(self) -> float:
-        """From the end of a session's pass until it is ready for the next one, when there is no block to wait for."""
-        return self._rest.value
-
     def pass_seconds(self, items: float, lookahead: float) -> float:
         """A pass over so many blocks of this length."""
         first, item, position = self._pass.coefficients
         return max(_SHORTEST_PASS, first + items * (max(0.0, item) + max(0.0, position) * (1.0 + lookahead)))
 
-    def cycle(self, wait: float, lookahead: float) -> float:
-        """Seconds of a round when every session waits so long for a block of this length."""
-        if self.sessions == 1:
-            return self.pass_seconds(1.0, lookahead) + self.rest + wait
-        return min(self._together(wait, lookahead), self.apart(wait, lookahead))
+    def rest_seconds(self, lookahead: float) -> float:
+        """What a round in a pass with all others takes beside waiting for its block."""
+        return self.pass_seconds(self.sessions, lookahead) + self._rest.value
 
-    def _together(self, wait: float, lookahead: float) -> float:
-        """... and the worker waits for the last of them, which comes later than the mean by the mean."""
-        return self.pass_seconds(self.sessions, lookahead) + 2.0 * self.rest + wait
+    def cycle(self, wait: Wait, lookahead: float) -> float:
+        """Seconds of a round when every session waits so for a block of this length.
 
-    def apart(self, wait: float, lookahead: float) -> float:
-        """... and the worker never waits: whoever comes while passes of others run waits for the next one to begin. A
-        block that is there before then costs nothing, one that comes just after it a whole pass."""
-        gap, others = self.rest + wait, 1.0
-        for _ in range(2):
-            each = self.pass_seconds(self.sessions / (1.0 + others), lookahead)
-            others = min(_passes_begun(gap / each), self.sessions - 1.0)
-        return each + max(gap, others * each)
+        All go on together, and the next pass begins when the last is back; or they take turns, and passes of others
+        run while one is between two of its own; then the worker may still wait for those whose block was drafted ahead.
+        """
+        rest, n = self._rest.value, self.sessions
+        best = self.pass_seconds(n, lookahead) + (rest + wait.mean) * max(1.0, self._straggling.value)
+        for turns in range(2, 1 + min(n, _TURNS)):
+            apart = self.pass_seconds(n / turns, lookahead)
+            joined = self.pass_seconds(n / (wait.ahead + (1.0 - wait.ahead) * turns), lookahead) + rest
+            missed = max(joined + wait.missed, turns * joined)
+            best = min(
+                best,
+                max(apart + rest + wait.missed, turns * apart),
+                wait.ahead * joined + (1.0 - wait.ahead) * missed,
+            )
+        return best
 
-    def hold(self) -> float:
-        """How long a call is worth holding for sessions that are between two passes; 0 where they take too long."""
-        if not self.known or self.sessions == 1:
-            return 0.0
-        wait, lookahead = self._wait.value, self._lookahead.value
-        bias = _STEADY if self._holding else 1.0 / _STEADY
-        self._holding = self._together(wait, lookahead) < bias * self.apart(wait, lookahead)
-        if not self._holding:
-            return 0.0
-        gap = self.rest + wait
-        return min(2.0 * gap, gap + _PATIENCE * self._passes.value)
+    def call_seconds(self, items: int) -> float:
+        """See Pace."""
+        return self.pass_seconds(items, self._lookahead.value) if self.known else 0.0
 
+    def gap_seconds(self) -> float:
+        """See Pace; and what it is usually wrong by, so that few are late."""
+        return self._gap.value + self._gap_error.value
 
-def _passes_begun(gap: float) -> float:
-    """How many passes of others have begun after a gap, in passes, that varies evenly by _JITTER; at least 1."""
-    low, high = (max(gap, 0.01) * (1.0 + sign * _JITTER) for sign in (-1, 1))
-    return (_ceiling_integral(high) - _ceiling_integral(low)) / (high - low)
-
-
-def _ceiling_integral(end: float) -> float:
-    whole = math.floor(end)
-    return whole * (whole + 1) / 2 + (whole + 1) * (end - whole)
+    def observe_gap(self, mean: float, last: float) -> None:
+        """See Pace."""
+        if self._gap.value:
+            self._gap_error.observe(abs(last - self._gap.value), _ROUNDS)
+        self._gap.observe(last, _ROUNDS)
+        self._straggling.observe(last / max(mean, _SHORTEST_GAP), _ROUNDS)
 
 
 class DraftCosts:
     """One kind of proposer of one draft worker.
 
-    The wait for a block of k tokens while s other sessions are given blocks is fitted as a + (b + c·s)·k.
+    A block of k tokens that nothing was ahead of, while s other sessions are given blocks, is waited for
+    a + (b + c·s)·k seconds: a fit. One that was drafted ahead had the round before to be made in.
 
     Attributes:
         speculating: sessions of this orchestrator that are given blocks at present.
+        asked: blocks measured.
     """
 
     def __init__(self) -> None:
-        self._wait = LinearFit((1.0, 4.0, 64.0))
-        self._blocks = 0
-        self.speculating = 0
+        # A wait is made of steps: what lengths do not tell apart is not constant.
+        self._wait = LinearFit((4.0, 4.0, 64.0), memory=64.0)
+        self._ahead, self._reach = Mean(), Mean()
+        self.speculating = self.asked = 0
 
     @property
     def young(self) -> bool:
         """Whether too little was measured to tell short blocks from long ones."""
-        return self._wait.count < 8
+        return self.asked < 8
 
-    @property
-    def asked(self) -> int:
-        """Blocks measured."""
-        return self._wait.count
-
-    def observe(self, lookahead: int, others: int, wait: float) -> None:
-        """A round waited so long for its block."""
-        self._blocks += 1
-        if self.young or self._blocks % (1 + others // _BLOCKS_PER_FIT) == 0:
+    def observe(self, lookahead: int, others: int, wait: float, reach: float, *, ahead: bool) -> None:
+        """A round waited so long for its block, which had been drafted ahead or not. `reach`: how often a block is
+        accepted whole, and the token after it guessed."""
+        self.asked += 1
+        self._ahead.observe(float(ahead), _BLOCKS)
+        self._reach.observe(reach, _BLOCKS)
+        if not ahead and (self.young or self.asked % (1 + others // _BLOCKS_PER_FIT) == 0):
             self._wait.observe((1.0, lookahead, lookahead * others), wait)
 
-    def wait(self, lookahead: int, others: int) -> float:
-        """How long a round would wait for a block."""
+    def wait(self, lookahead: int, others: int, reach: float, rest: float) -> Wait:
+        """How long a round would wait for a block; `rest`: what it takes beside that."""
         if not lookahead:
-            return 0.0
+            return Wait(0.0)
+        ahead = reach * min(1.0, self._ahead.value / max(self._reach.value, _RARE))
+        late = max(0.0, self._missed(lookahead + 1, others) - rest)
+        return Wait(self._missed(lookahead, others), ahead, late)
+
+    def _missed(self, lookahead: int, others: int) -> float:
         first, step, shared = self._wait.coefficients
-        return max(0.0, first) + max(0.0, step + shared * others) * lookahead
+        return max(0.0, first + (step + shared * others) * lookahead)

@@ -11,6 +11,7 @@ From length 0 a rare probe, whose cost is measured and bounded, finds out whethe
 What is chosen depends on committed rounds and on measured time, never on the tokens of the block or their noise.
 """
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -27,11 +28,11 @@ _VAIN_PROBES = 3
 # One probe at a time for so many sessions of a target.
 _SESSIONS_PER_PROBE = 16
 # By which part another common length must be better to be taken, and one of a session alone, below it and beyond.
-_BETTER, _BETTER_BELOW, _BETTER_ALONE = 0.02, 0.1, 0.25
+_BETTER, _BETTER_BELOW, _BETTER_ALONE = 0.01, 0.1, 0.25
+# Blocks are given up when they do not pay though they be so many standard errors better than they look.
+_ERRORS = 1.5
 # By how much a session's acceptance must exceed the others' before it is looked at where none drafts.
 _BETTER_ACCEPTANCE = 0.1
-# Rounds of each session after which the correction of the model forgets.
-_COMPARED = 16.0
 # Probes after which their mean cost forgets.
 _PROBES = 8.0
 
@@ -44,7 +45,6 @@ class DraftHistory:
         common: the length that suits all of them.
         goodput: tokens in a second of one session that are expected of it.
         extra: by length, seconds by which a round is longer with a block for which nobody waits.
-        slower: how many times as long rounds with blocks took as was expected.
         probing: how many of them probe.
         probe_seconds: what a probe adds to a round.
     """
@@ -54,7 +54,6 @@ class DraftHistory:
     common: int = 0
     goodput: float = 0.0
     extra: list[float] = field(default_factory=list)
-    slower: float = 1.0
     probing: int = 0
     _choices: int = 0
     _settled_for: int = -1
@@ -66,28 +65,30 @@ class DraftHistory:
         if self._choices < target.sessions and longest == self._settled_for:
             return min(self.common, longest)
         self._choices, self._settled_for = 0, longest
-        tokens = expected_tokens(survival.rates(longest))
-        waits = [self.costs.wait(k, target.sessions - 1) for k in range(longest + 1)]
-        goodput = [tokens[k] / (target.cycle(waits[k], k) * (self.slower if k else 1.0)) for k in range(longest + 1)]
-        best = max(range(longest + 1), key=goodput.__getitem__)
+        tokens = expected_tokens(survival.rates(longest + 1))
+        waits = [
+            self.costs.wait(k, target.sessions - 1, tokens[k + 1] - tokens[k], target.rest_seconds(k))
+            for k in range(longest + 1)
+        ]
+        seconds = [target.cycle(wait, k) for k, wait in enumerate(waits)]
+        best, goodput = _largest(tokens, seconds)
+        if not best:
+            # Plain rounds tell nothing of blocks: they must be better than blocks may well be.
+            best, goodput = _largest(expected_tokens(survival.rates(longest, _ERRORS)), seconds)
         if goodput[best] > (1.0 + _BETTER) * goodput[min(self.common, longest)]:
             self.common = best
         common = min(self.common, longest)
         self.goodput = goodput[common]
         if target.sessions > 1:
             cycle = target.cycle(waits[common], common)
-            self.extra = [target.apart(wait, common) - cycle for wait in waits]
+            self.extra = [cycle * math.ceil(wait.mean / cycle) for wait in waits]
         return common
 
-    def compare(self, target: TargetCosts, seconds: float) -> None:
-        """A round with a block of the common length took so long: the model of rounds with blocks is corrected.
 
-        For all lengths at once: if only those in use were, the others would look better the less is known of them. And
-        never for the better: blocks must earn their time without help.
-        """
-        expected = target.cycle(self.costs.wait(self.common, target.sessions - 1), self.common)
-        seen = min(max(seconds / expected, 1.0), 2.0)
-        self.slower += (seen - self.slower) / (target.sessions * _COMPARED)
+def _largest(tokens: list[float], seconds: list[float]) -> tuple[int, list[float]]:
+    """(the length with the largest goodput, the goodput of each), for what rounds of each length give and take."""
+    goodput = [given / taken for given, taken in zip(tokens, seconds, strict=False)]
+    return max(range(len(goodput)), key=goodput.__getitem__), goodput
 
 
 class SessionLookahead:
@@ -142,10 +143,10 @@ class SessionLookahead:
         target.observe_round(cost)
         if draft is None:
             return
-        if asked and asked == draft.common and target.known and not draft.costs.young:
-            draft.compare(target, cost.seconds)
         if asked:
-            draft.costs.observe(asked, self._others, cost.draft_wait)
+            tokens = expected_tokens(self._survival.rates(asked + 1))
+            reach = tokens[asked + 1] - tokens[asked]
+            draft.costs.observe(asked, self._others, cost.draft_wait, reach, ahead=longest is not None)
             tried = asked if longest is None else min(asked, longest)
             draft.survival.observe(tried, accepted)
             self._survival.observe(tried, accepted)

@@ -16,7 +16,7 @@ class Survival:
         weight: observations that the belief before any weighs.
     """
 
-    def __init__(self, *, memory: float = 256.0, weight: float = 4.0) -> None:
+    def __init__(self, *, memory: float = 512.0, weight: float = 16.0) -> None:
         self._weight = weight
         self._keep = math.exp(-1.0 / memory)
         # As long as the longest block so far.
@@ -35,15 +35,17 @@ class Survival:
             self._reached[position] += 1.0
             self._kept[position] += position < accepted
 
-    def rates(self, count: int) -> list[float]:
-        """Acceptance of the first `count` positions, each given the ones before it."""
+    def rates(self, count: int, errors: float = 0.0) -> list[float]:
+        """Acceptance of the first `count` positions, each given the ones before; and so many standard errors more."""
         rates: list[float] = []
         believed, weight = _FIRST_GUESS, _GUESS_WEIGHT
         for position in range(count):
+            weighs = weight
             if position < len(self._reached):
-                believed = (self._kept[position] + weight * believed) / (self._reached[position] + weight)
-                weight = self._weight
-            rates.append(believed)
+                weighs, weight = self._reached[position] + weight, self._weight
+                believed += (self._kept[position] - self._reached[position] * believed) / weighs
+            error = math.sqrt(max(0.0, believed * (1.0 - believed)) / weighs)
+            rates.append(min(1.0, believed + errors * error))
         return rates
 
 
@@ -69,10 +71,10 @@ class SessionSurvival:
         self._expected = self._keep * self._expected + sum(1.0 - rate for rate in self._pool.rates(reached))
         self._rejected = self._keep * self._rejected + (accepted < asked)
 
-    def rates(self, count: int) -> list[float]:
+    def rates(self, count: int, errors: float = 0.0) -> list[float]:
         """As in Survival."""
         factor = (self._rejected + self._weight) / (self._expected + self._weight)
-        return [max(0.0, 1.0 - factor * (1.0 - rate)) for rate in self._pool.rates(count)]
+        return [max(0.0, 1.0 - factor * (1.0 - rate)) for rate in self._pool.rates(count, errors)]
 
 
 def expected_tokens(rates: list[float]) -> list[float]:

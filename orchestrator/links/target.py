@@ -66,7 +66,7 @@ class TargetLink(Link):
         super().__init__(address, vocabulary, changed, tls)
         self._verify_timeout = verify_timeout
         self.costs = TargetCosts()
-        self._batcher = Batcher(self._send, hold=self.costs.hold)
+        self._batcher = Batcher(self._send, self.costs)
         self._releases: set[asyncio.Task[None]] = set()
         self._verifying: dict[str, asyncio.Future[None]] = {}
         # Sessions that left and could not be released, with their epochs.

@@ -70,7 +70,7 @@ def test_what_was_is_forgotten() -> None:
 
 
 def test_what_was_seen_of_positions_that_are_not_tried_any_more_is_forgotten() -> None:
-    pool = observed(Survival(memory=50), [0.9, 0.0, 0.0], 100, 3)
+    pool = observed(Survival(memory=50, weight=4), [0.9, 0.0, 0.0], 100, 3)
     assert pool.rates(3)[1] < 0.1
     observed(pool, [0.9], 500, 1)
     assert pool.rates(3) == pytest.approx([0.9] * 3, abs=0.15)
