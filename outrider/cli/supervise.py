@@ -11,6 +11,8 @@ from outrider.cli.child import Child, Command, Log, ProcessDied
 T = TypeVar("T")
 
 _CAUSE_WAIT = 1.0
+# For those that were not told to end before the grace was over.
+_LAST_SECONDS = 2.0
 
 
 class NotReady(Exception):
@@ -21,7 +23,8 @@ class Supervisor:
     """Owns child processes; leaving the block ends them all.
 
     The death of any child raises ProcessDied in whatever is awaited through `guard`. Children get SIGTERM in reverse
-    order of their start, all of them `grace` seconds, then SIGKILL. They are tied to this process (see tether): when it
+    order of their start, each when the one before has ended: what that one needs is there until then. After `grace`
+    seconds the others get it too, and SIGKILL two seconds later. They are tied to this process (see tether): when it
     is killed outright, the kernel kills them. Use it in the main thread.
     """
 
@@ -68,21 +71,31 @@ class Supervisor:
         """Ends all children. Idempotent; nothing is left even when it is cancelled half-way."""
         self._stopping = True
         try:
+            await self._ended_in_turn()
             self._signal_running(signal.SIGTERM)
-            await self._ended()
+            await self._ended(_LAST_SECONDS)
         finally:
             self._signal_running(signal.SIGKILL)
-        await self._ended()
+        await self._ended(self._grace)
+
+    async def _ended_in_turn(self) -> None:
+        deadline = asyncio.get_running_loop().time() + self._grace
+        for child in reversed(self.children):
+            if not child.ended.done():
+                child.signal(signal.SIGTERM)
+                left = deadline - asyncio.get_running_loop().time()
+                if left <= 0 or not (await asyncio.wait({child.ended}, timeout=left))[0]:
+                    return
 
     def _signal_running(self, number: signal.Signals) -> None:
         for child in reversed(self.children):
             if not child.ended.done():
                 child.signal(number)
 
-    async def _ended(self) -> None:
+    async def _ended(self, within: float) -> None:
         running = [child.ended for child in self.children if not child.ended.done()]
         if running:
-            await asyncio.wait(running, timeout=self._grace)
+            await asyncio.wait(running, timeout=within)
 
     def _died(self, child: Child) -> None:
         if not self._stopping and not self._first_death.done():

@@ -107,6 +107,35 @@ async def test_stubborn_child_is_killed_after_the_grace() -> None:
     assert child.ended.result() == -signal.SIGKILL
 
 
+async def test_what_a_child_needs_is_there_until_it_has_ended() -> None:
+    async with Supervisor() as supervisor:
+        store, service = [await supervisor.start(fake(name)) for name in ("store", "service")]
+        for child in (store, service):
+            await supervisor.announced(child, 20)
+        told: list[str] = []
+        for child in (store, service):
+            send = child.signal
+            child.signal = lambda number, it=child, send=send: (
+                told.append(  # type: ignore[method-assign,misc]
+                    f"{it.command.name} {number.name}" + (" alone" if service.ended.done() else "")
+                )
+                or send(number)
+            )
+    assert [store.ended.result(), service.ended.result()] == [0, 0]
+    assert told[0] == "service SIGTERM"
+    assert next(each for each in told if each.startswith("store")) == "store SIGTERM alone"
+
+
+async def test_a_stubborn_child_does_not_keep_the_others_from_ending_well() -> None:
+    deaf = asyncio.Event()
+    async with Supervisor(grace=0.2, log=lambda name, line: deaf.set() if line.text == "deaf" else None) as supervisor:
+        polite = await supervisor.start(fake("polite"))
+        await supervisor.announced(polite, 20)
+        stubborn = await supervisor.start(fake("stubborn", "--stubborn"))
+        await asyncio.wait_for(deaf.wait(), 20)
+    assert (polite.ended.result(), stubborn.ended.result()) == (0, -signal.SIGKILL)
+
+
 async def test_grandchildren_end_too() -> None:
     lines: list[str] = []
     async with Supervisor(log=lambda name, line: lines.append(line.text)) as supervisor:
