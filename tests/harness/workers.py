@@ -281,10 +281,10 @@ def close_command(session_id: str, epoch: int = 1) -> draft_pb2.DraftCommand:
 
 
 def block_of(event: draft_pb2.DraftEvent) -> tuple[list[int], SparseLaw]:
-    """(tokens, law) of an event that must hold a block."""
+    """(tokens, law) of an event that must hold a block; no rows of law where its acceptance rule looks at none."""
     assert event.WhichOneof("outcome") == "block", event
     tokens = int32s(event.block.tokens, "tokens").tolist()
-    return tokens, law_from_message(event.block.law, len(tokens))
+    return tokens, law_from_message(event.block.law, len(tokens) if event.block.law.sizes else 0)
 
 
 def draft_error(event: draft_pb2.DraftEvent) -> OutriderError:
