@@ -62,6 +62,7 @@ class _Watched:
     def __init__(self, files: TlsFiles) -> None:
         self._files = files
         self._lock = threading.Lock()
+        _require_pair(files)
         self._stamp = _stamp(files)
         self._pem = _read(files)
         self._complaint = ""
@@ -157,6 +158,12 @@ def _configuration(pem: _Pem) -> grpc.ServerCertificateConfiguration:
     return grpc.ssl_server_certificate_configuration([(pem.key, pem.cert)], root_certificates=pem.ca or None)
 
 
+def _require_pair(files: TlsFiles) -> None:
+    if bool(files.cert) != bool(files.key):
+        given, missing = ("cert", "key") if files.cert else ("key", "cert")
+        raise TlsError(f"{files.flags}-{missing} is required for {files.flags}-{given}")
+
+
 def _stamp(files: TlsFiles) -> _Stamp:
     """Changes when a file does, also when a directory above it is exchanged."""
     try:
@@ -167,9 +174,6 @@ def _stamp(files: TlsFiles) -> _Stamp:
 
 
 def _read(files: TlsFiles) -> _Pem:
-    if bool(files.cert) != bool(files.key):
-        given, missing = ("cert", "key") if files.cert else ("key", "cert")
-        raise TlsError(f"{files.flags}-{missing} is required for {files.flags}-{given}")
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     pem = _Pem(
         _content(f"{files.flags}-cert", files.cert, b"-----BEGIN CERTIFICATE-----"),
