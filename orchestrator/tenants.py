@@ -100,7 +100,7 @@ def load_tenants(path: str) -> Tenants:
         return Tenants.model_validate(tomllib.loads(Path(path).read_text()))
     except OSError as error:
         raise ValueError(f"{path}: {error.strerror}") from error
-    except tomllib.TOMLDecodeError as error:
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ValueError(f"{path}: {error}") from error
     except ValidationError as error:
         places = (f"{'.'.join(map(str, one['loc']))}: {one['msg']}" for one in error.errors())

@@ -61,7 +61,7 @@ class DistilledDraft:
             if settings.pop("format") != _FORMAT:
                 raise ModelRefused(f"{directory} holds a draft of another format than {_FORMAT}")
             return DistilledDraft(tensors=load_file(directory / WEIGHTS_FILE), **settings)
-        except (OSError, ValueError, KeyError, TypeError, AttributeError, SafetensorError) as error:
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError, SafetensorError) as error:
             raise ModelRefused(f"{directory} holds no whole draft: {error}") from error
 
     def base(self, target: str) -> ModelSource:

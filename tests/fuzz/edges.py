@@ -76,7 +76,7 @@ _REQUESTS: dict[str, type[Message]] = {
 }
 _EDGE_REASONS = reasons(
     "INVALID_FIELD", "SESSION_NOT_FOUND", "SESSION_EXISTS", "SESSION_CANCELLED", "CONTEXT_EXCEEDED", "QUEUE_FULL",
-    "NON_FINITE_LOGITS",
+    "NON_FINITE_LOGITS",  # where a law and its grammar have no token in common
 )
 
 
@@ -88,20 +88,21 @@ def edge_seeds() -> list[bytes]:
         ask(PROMPT, max_tokens=6, seed=1, lookahead=4, top_k=4, min_p=0.01, logit_bias={3: 2.0, 4: -100.0}),
         ask(PROMPT, max_tokens=6, acceptance=orchestrator_pb2.ACCEPTANCE_RATIO, repetition_penalty=1.3, top_p=0.9),
         ask(PROMPT, max_tokens=6, acceptance=orchestrator_pb2.ACCEPTANCE_BLOCK, row_format=target_pb2.ROW_FORMAT_LOGITS),
-        ask(PROMPT, max_tokens=6, allowed_token_ids=[1, 2, 3], banned_token_ids=[2], frequency_penalty=1.0),
+        ask(PROMPT, max_tokens=6, allowed_token_ids=[1, 2, 3, 15], banned_token_ids=[2], frequency_penalty=1.0),
     ]
     requests[0].resumable, requests[0].session_id = True, "a"
     requests[1].n, requests[1].session_id, requests[1].logprobs = 3, "b", 2
     requests[2].stop.token_ids[:] = [4, 5]
     requests[2].stop.min_tokens = 2
     requests[3].ClearField("token_ids")
-    requests[3].prompt = "<0><1><2>"
-    requests[3].stop.strings[:] = ["<7>", "<3><4>"]
+    requests[3].prompt = "abc"
+    requests[3].stop.strings[:] = ["h", "de"]
     requests[3].token_by_token = True
-    requests[4].grammar.regex = "(<1>|<3>)*"
-    requests[4].speculation.prediction = "<1><3><1>"
+    requests[4].grammar.regex = "(b|d)*"
+    requests[4].speculation.prediction = "bdb"
     chat = GenerateRequest()
-    chat.chat.messages.add(role="user", content="hello")
+    chat.chat.messages.add(role="user", content="head")
+    chat.stop.max_tokens = 6
     others = [("Resume", orchestrator_pb2.ResumeRequest(session_id="a", offset=2))]
     others += [("GetSession", orchestrator_pb2.GetSessionRequest(session_id="a"))]  # type: ignore[list-item]
     others += [("CancelSession", orchestrator_pb2.CancelSessionRequest(session_id="a"))]  # type: ignore[list-item]
@@ -149,7 +150,8 @@ _VERIFY: dict[str, type[Message]] = {
     "GetInfo": target_pb2.TargetServiceGetInfoRequest,
 }
 _ITEM_REASONS = reasons(
-    "INVALID_FIELD", "SESSION_NOT_FOUND", "PREFIX_MISMATCH", "STALE_EPOCH", "CONTEXT_EXCEEDED", "QUEUE_FULL"
+    "INVALID_FIELD", "SESSION_NOT_FOUND", "PREFIX_MISMATCH", "STALE_EPOCH", "CONTEXT_EXCEEDED", "QUEUE_FULL",
+    "NON_FINITE_LOGITS",  # where a law and its grammar have no token in common
 )
 _NEIGHBOUR = [3, 1, 4]
 
@@ -167,7 +169,7 @@ def verify_seeds() -> list[bytes]:
     items[2].law.CopyFrom(to_law_spec(LawParams(temperature=0.7, top_k=3, stop_token_ids=(15,), min_tokens=2), 4))
     items[3].row_format = target_pb2.ROW_FORMAT_SUPPORT
     items[3].law.CopyFrom(to_law_spec(LawParams(repetition_penalty=1.2, logit_bias=((1, 3.0),), stop_token_ids=(15,)), 5))
-    items[3].law.grammar.regex = "(<1>|<4>|<5>)*"
+    items[3].law.grammar.regex = "(b|e|f)*"
     items[3].law.prompt_length = 3
     items[3].support_sizes, items[3].support_ids = b"\2\0\0\0\1\0\0\0", b"\1\0\0\0\4\0\0\0\5\0\0\0"
     cases: list[tuple[str, Message]] = [("Verify", target_pb2.VerifyRequest(items=[item])) for item in items]
@@ -234,7 +236,7 @@ def draft_seeds() -> list[bytes]:
     copying = open_command("c", PROMPT, 4, proposer=draft_pb2.PROPOSER_PREDICTION)
     copying.open.prediction = b"\2\0\0\0\5\0\0\0\6\0\0\0"
     spoken = open_command("d", PROMPT, 2, law=LawParams(stop_token_ids=(15,), prompt_length=3))
-    spoken.open.law.grammar.regex = "(<1>|<4>|<5>)*"
+    spoken.open.law.grammar.regex = "(b|e|f)*"
     commands = [opened, advance_command("a", (*PROMPT, 4), 3), coupled, advance_command("b", (*PROMPT, 7, 7), 2, new=2)]
     commands += [copying, spoken, close_command("a"), close_command("b")]
     streams = [commands, [opened], [coupled, copying], [spoken], [opened, advance_command("a", (*PROMPT, 4), 64)]]
