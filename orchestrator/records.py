@@ -46,9 +46,8 @@ def request_of(record: SessionRecord, vocab_size: int) -> GenerateRequest:
         raise SessionCorrupt(f"session {record.session_id} is damaged in the store: its request is another session's")
     outside = record.tokens[(record.tokens < 0) | (record.tokens >= vocab_size)]
     if len(outside):
-        raise SessionCorrupt(
-            f"session {record.session_id} is damaged in the store: it holds token {outside[0]}, outside [0, {vocab_size})"
-        )
+        where = f"it holds token {outside[0]}, outside [0, {vocab_size})"
+        raise SessionCorrupt(f"session {record.session_id} is damaged in the store: {where}")
     request.token_ids.ids[:] = record.tokens[: record.prompt_length].tolist()
     return request
 

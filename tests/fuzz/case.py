@@ -98,9 +98,8 @@ async def status_of(call: Awaitable[object], allowed: Collection[str]) -> str:
             await call
     except grpc.aio.AioRpcError as error:
         known = from_rpc_error(error)
-        assert known is not None, f"no reason of ours: {error.code()} {error.details()}"
-        assert known.message != OUR_FAULT, known.message
-        assert reason_name(known.reason) in allowed, f"{reason_name(known.reason)}: {known.message}"
+        if known is None or known.message == OUR_FAULT or reason_name(known.reason) not in allowed:
+            raise AssertionError(f"{error.code()}: {error.details()}") from error
         return reason_name(known.reason)
     return "OK"
 

@@ -75,7 +75,12 @@ _REQUESTS: dict[str, type[Message]] = {
     "GetInfo": orchestrator_pb2.OrchestratorServiceGetInfoRequest,
 }
 _EDGE_REASONS = reasons(
-    "INVALID_FIELD", "SESSION_NOT_FOUND", "SESSION_EXISTS", "SESSION_CANCELLED", "CONTEXT_EXCEEDED", "QUEUE_FULL",
+    "INVALID_FIELD",
+    "SESSION_NOT_FOUND",
+    "SESSION_EXISTS",
+    "SESSION_CANCELLED",
+    "CONTEXT_EXCEEDED",
+    "QUEUE_FULL",
     "NON_FINITE_LOGITS",  # where a law and its grammar have no token in common
 )
 
@@ -87,7 +92,9 @@ def edge_seeds() -> list[bytes]:
         ask(PROMPT, max_tokens=6, temperature=0),
         ask(PROMPT, max_tokens=6, seed=1, lookahead=4, top_k=4, min_p=0.01, logit_bias={3: 2.0, 4: -100.0}),
         ask(PROMPT, max_tokens=6, acceptance=orchestrator_pb2.ACCEPTANCE_RATIO, repetition_penalty=1.3, top_p=0.9),
-        ask(PROMPT, max_tokens=6, acceptance=orchestrator_pb2.ACCEPTANCE_BLOCK, row_format=target_pb2.ROW_FORMAT_LOGITS),
+        ask(
+            PROMPT, max_tokens=6, acceptance=orchestrator_pb2.ACCEPTANCE_BLOCK, row_format=target_pb2.ROW_FORMAT_LOGITS
+        ),
         ask(PROMPT, max_tokens=6, allowed_token_ids=[1, 2, 3, 15], banned_token_ids=[2], frequency_penalty=1.0),
     ]
     requests[0].resumable, requests[0].session_id = True, "a"
@@ -150,7 +157,12 @@ _VERIFY: dict[str, type[Message]] = {
     "GetInfo": target_pb2.TargetServiceGetInfoRequest,
 }
 _ITEM_REASONS = reasons(
-    "INVALID_FIELD", "SESSION_NOT_FOUND", "PREFIX_MISMATCH", "STALE_EPOCH", "CONTEXT_EXCEEDED", "QUEUE_FULL",
+    "INVALID_FIELD",
+    "SESSION_NOT_FOUND",
+    "PREFIX_MISMATCH",
+    "STALE_EPOCH",
+    "CONTEXT_EXCEEDED",
+    "QUEUE_FULL",
     "NON_FINITE_LOGITS",  # where a law and its grammar have no token in common
 )
 _NEIGHBOUR = [3, 1, 4]
@@ -168,7 +180,9 @@ def verify_seeds() -> list[bytes]:
     items[2].row_format, items[2].logprobs = target_pb2.ROW_FORMAT_SAMPLE, 3
     items[2].law.CopyFrom(to_law_spec(LawParams(temperature=0.7, top_k=3, stop_token_ids=(15,), min_tokens=2), 4))
     items[3].row_format = target_pb2.ROW_FORMAT_SUPPORT
-    items[3].law.CopyFrom(to_law_spec(LawParams(repetition_penalty=1.2, logit_bias=((1, 3.0),), stop_token_ids=(15,)), 5))
+    items[3].law.CopyFrom(
+        to_law_spec(LawParams(repetition_penalty=1.2, logit_bias=((1, 3.0),), stop_token_ids=(15,)), 5)
+    )
     items[3].law.grammar.regex = "(b|e|f)*"
     items[3].law.prompt_length = 3
     items[3].support_sizes, items[3].support_ids = b"\2\0\0\0\1\0\0\0", b"\1\0\0\0\4\0\0\0\5\0\0\0"
@@ -297,6 +311,8 @@ async def _draft() -> AsyncIterator[Harness]:
 
 EDGES = {
     "edge": Target(edge_seeds, drawing(edge_seeds, lambda head: _REQUESTS.get(head, GenerateRequest)), _edge),
-    "target": Target(verify_seeds, drawing(verify_seeds, lambda head: _VERIFY.get(head, target_pb2.VerifyRequest)), _verify),
+    "target": Target(
+        verify_seeds, drawing(verify_seeds, lambda head: _VERIFY.get(head, target_pb2.VerifyRequest)), _verify
+    ),
     "draft": Target(draft_seeds, drawing(draft_seeds, lambda _: draft_pb2.DraftRequest), _draft),
 }

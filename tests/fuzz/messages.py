@@ -1,6 +1,7 @@
 """Protobuf messages at random: whole ones, and valid ones with a little changed, which get further.
 
-Everything is drawn from a `random.Random`: hypothesis hands out one that it shrinks, the coverage-guided fuzzer seeds one.
+Everything is drawn from a `random.Random`: hypothesis hands out one that it shrinks, the coverage-guided fuzzer seeds
+one.
 """
 
 import string
@@ -14,7 +15,22 @@ from google.protobuf.message import Message
 # Limits of the wire's types, of ours, and what lies around zero.
 _NUMBERS = (0, 1, 2, 3, 4, 15, 16, 17, 63, 64, 65, 128, 1023, 1024, 1025, 65_536, 1 << 20, -1, -2)
 _EXTREMES = {32: (2**31 - 1, -(2**31), 2**32 - 1), 64: (2**63 - 1, -(2**63), 2**64 - 1, 2**53)}
-_FLOATS = (0.0, -0.0, 1.0, 0.5, 2.0, -1.0, 1e-6, 1e-300, 1e300, -100.0, 100.0, float("nan"), float("inf"), -float("inf"))
+_FLOATS = (
+    0.0,
+    -0.0,
+    1.0,
+    0.5,
+    2.0,
+    -1.0,
+    1e-6,
+    1e-300,
+    1e300,
+    -100.0,
+    100.0,
+    float("nan"),
+    float("inf"),
+    -float("inf"),
+)
 _TEXTS = ("", "a", "b", "a.1", "x" * 120, "x" * 128, "x" * 129, "a/b", "\0", "\n", "ä", "\u202e\U0010ffff", "{", "user")
 _RANGES = {
     Field.CPPTYPE_INT32: (32, -(2**31), 2**31 - 1),

@@ -3,7 +3,7 @@
 import asyncio
 import json
 import tempfile
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from functools import cache, partial
@@ -126,7 +126,9 @@ class _Reflecting(FakeDraft):
 
 
 def _block(command: draft_pb2.DraftCommand) -> draft_pb2.DraftEvent:
-    event = draft_pb2.DraftEvent(session_id=command.session_id, epoch=command.epoch, base_length=base_length_of(command))
+    event = draft_pb2.DraftEvent(
+        session_id=command.session_id, epoch=command.epoch, base_length=base_length_of(command)
+    )
     event.block.CopyFrom(point_masses([1] * lookahead_of(command)))
     return event
 
@@ -148,7 +150,9 @@ class _Answers(Harness):
                 return "no message"
         for link in self.orchestrator.core.targets.links:
             link.breaker = Breaker()
-        request = ask(PROMPT, max_tokens=5, lookahead=1, seed=1, row_format=target_pb2.RowFormat.Value(f"ROW_FORMAT_{form}"))
+        request = ask(
+            PROMPT, max_tokens=5, lookahead=1, seed=1, row_format=target_pb2.RowFormat.Value(f"ROW_FORMAT_{form}")
+        )
         if form == "SUPPORT":
             request.speculation.acceptance = orchestrator_pb2.ACCEPTANCE_RATIO
         request.logprobs = 2
@@ -163,7 +167,9 @@ class _Answers(Harness):
             link.breaker = Breaker()
         for name in _FORMATS[::2]:
             row_format = target_pb2.RowFormat.Value(f"ROW_FORMAT_{name}")
-            generation = await self.orchestrator.generate(ask(PROMPT, max_tokens=6, temperature=0, row_format=row_format))
+            generation = await self.orchestrator.generate(
+                ask(PROMPT, max_tokens=6, temperature=0, row_format=row_format)
+            )
             assert generation.ids == [1] * 6
         await nothing_left(self.orchestrator)
 
@@ -206,7 +212,9 @@ def event_seeds() -> list[bytes]:
     block = draft_pb2.DraftEvent(block=point_masses([1, 2]))
     block.block.timing.forward_micros = 5
     pushed = draft_pb2.DraftEvent(block=point_masses([3]), base_length=6, hypothesis=b"\1\0\0\0\2\0\0\0")
-    error = draft_pb2.DraftEvent(error=to_status(OutriderError(types_pb2.ERROR_REASON_QUEUE_FULL, "no", retry_after=0.01)))
+    error = draft_pb2.DraftEvent(
+        error=to_status(OutriderError(types_pb2.ERROR_REASON_QUEUE_FULL, "no", retry_after=0.01))
+    )
     messages = [draft_pb2.DraftResponse(events=events) for events in ([block], [block, pushed], [error])]
     return [join(rule, message.SerializeToString()) for rule in _RULES for message in messages]
 
@@ -268,7 +276,7 @@ class _Events(Harness):
     async def _until_usable(self) -> None:
         (link,) = self.orchestrator.core.drafts.links
         async with asyncio.timeout(PATIENCE):
-            while not link.usable:
+            while not link.usable:  # noqa: ASYNC110
                 await asyncio.sleep(0.005)
 
 
@@ -405,7 +413,25 @@ def record_seeds() -> list[bytes]:
     return [join("stored", json.dumps(one).encode()) for one in records]
 
 
-_FIELD_VALUES = ("", "0", "1", "-1", "2", "3", "5", "6", "99", "1e3", " 1", "0x1", "nan", "inf", "1_0", "9" * 20, "9" * 400)
+_FIELD_VALUES = (
+    "",
+    "0",
+    "1",
+    "-1",
+    "2",
+    "3",
+    "5",
+    "6",
+    "99",
+    "1e3",
+    " 1",
+    "0x1",
+    "nan",
+    "inf",
+    "1_0",
+    "9" * 20,
+    "9" * 400,
+)
 _LARGE = ("2147483648", "9007199254740992", "9223372036854775807", "18446744073709551616", "\xff", "ä")
 
 
@@ -449,7 +475,11 @@ class _Stored(Harness):
             record = json.loads(body)
         except ValueError:
             return "no case"
-        calls = orchestrator_pb2.GetSessionRequest, orchestrator_pb2.ResumeRequest, orchestrator_pb2.CancelSessionRequest
+        calls = (
+            orchestrator_pb2.GetSessionRequest,
+            orchestrator_pb2.ResumeRequest,
+            orchestrator_pb2.CancelSessionRequest,
+        )
         stub, seen = self.orchestrator.stub, []
         again = ask(PROMPT, max_tokens=6, temperature=0, session_id="damaged")
         again.resumable = True

@@ -1,4 +1,4 @@
-"""Fuzzes every target for a while: `python -m tests.fuzz.run --seconds 600`, or with `--targets edge,store` some of them.
+"""Fuzzes every target for a while: `python -m tests.fuzz.run --seconds 600`; `--targets edge,store` takes some of them.
 
 The time is shared by the targets. What fails is made small and put into the corpus, which the test suite replays.
 """
@@ -10,12 +10,13 @@ import secrets
 import sys
 import time
 
+from tests.fuzz.checks import CHECKS
 from tests.fuzz.edges import EDGES
 from tests.fuzz.files import FILES
 from tests.fuzz.peers import PEERS
 from tests.fuzz.running import Fuzzed, fuzzed, keep
 
-TARGETS = {**EDGES, **PEERS, **FILES}
+TARGETS = {**EDGES, **PEERS, **FILES, **CHECKS}
 # Of one hypothesis run; each begins with another seed.
 _EXAMPLES = 200
 
@@ -34,7 +35,8 @@ def main() -> int:
             failed = _explore(name, running, flags.seconds / len(names))
             rows.append((name, running.seen.total(), len(failed), running.seen))
         failures += len(failed)
-    print(f"\n{'target':<13} {'examples':>8} {'failures':>8}  statuses, the ten most frequent; load {os.getloadavg()[0]:.0f}")
+    print(f"\nload {os.getloadavg()[0]:.0f}; of the statuses the ten most frequent")
+    print(f"{'target':<13} {'examples':>8} {'failures':>8}  statuses")
     for name, examples, count, seen in rows:
         statuses = ", ".join(f"{status} {times}" for status, times in seen.most_common(10))
         print(f"{name:<13} {examples:>8} {count:>8}  {statuses}")
