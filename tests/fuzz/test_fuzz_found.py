@@ -65,7 +65,8 @@ def test_a_status_that_contradicts_its_call_or_is_none_is_a_failure_of_the_worke
     other = to_status(OutriderError(types_pb2.ERROR_REASON_SESSION_NOT_FOUND, "no")).SerializeToString()
     with fuzzed("rogue target", PEERS["rogue target"]) as running:
         for body in (other, b"\xff\xff"):
-            assert ended(running, join("status SAMPLE", body)) == "ENGINE_FAILED"
+            # The second once the worker has failed too often.
+            assert ended(running, join("status SAMPLE", body)) in ("ENGINE_FAILED", "NO_WORKER")
         running.golden()
 
 
