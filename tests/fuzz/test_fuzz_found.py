@@ -158,7 +158,9 @@ def test_a_grammar_that_leads_where_no_token_goes_on_is_the_requests_fault_in_ev
         running.golden()
 
 
-@pytest.mark.parametrize("text", [b"\xff[default]", b"x = " + b"[" * 50_000], ids=["bytes", "depth"])
+@pytest.mark.parametrize(
+    "text", [b"\xff[default]", b"x = " + b"[" * 50_000, b"x = " + b"9" * 5000], ids=["bytes", "depth", "digits"]
+)
 def test_a_tenants_file_that_is_no_text_is_refused_in_one_line(tmp_path: Path, text: bytes) -> None:
     path = tmp_path / "tenants.toml"
     path.write_bytes(text)
