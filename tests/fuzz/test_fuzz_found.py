@@ -14,6 +14,7 @@ from orchestrator.tenants import load_tenants
 from outrider.law.params import LAW_VERSION
 from outrider.lm.distilled import DistilledDraft
 from outrider.lm.engine import ModelRefused
+from outrider.lm.source import parse_source
 from outrider.lm.tokenizer import load_tokenizer, vocabulary_of
 from outrider.net.errors import OutriderError, from_status, to_status
 from outrider.v1 import orchestrator_pb2, target_pb2, types_pb2
@@ -191,3 +192,9 @@ def test_a_draft_of_another_form_is_refused(tmp_path: Path, settings: str, tenso
     (tmp_path / "draft.safetensors").write_bytes(save(tensors))
     with pytest.raises(ModelRefused, match="holds no whole draft"):
         DistilledDraft.load(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["x" * 5000, "~nobody-at-all/x"])
+def test_a_model_that_cannot_be_looked_for_is_refused(name: str) -> None:
+    with pytest.raises(ModelRefused, match="cannot be looked for"):
+        parse_source(name)
