@@ -19,7 +19,7 @@ from orchestrator.tenants import ANYONE, Caller
 from outrider.net.answers import MAX_ROWS_BYTES
 from outrider.net.errors import OutriderError
 from outrider.v1 import types_pb2
-from outrider.v1.target_pb2 import ROW_FORMAT_LOGITS, VerifyItem, VerifyResponse, VerifyResult
+from outrider.v1.target_pb2 import ROW_FORMAT_LOGITS, VerifyItem, VerifyResponse, VerifyResult, VerifyTiming
 
 # With the seconds after which nobody waits for the answer any more.
 Send = Callable[[Sequence[VerifyItem], float], Awaitable[VerifyResponse]]
@@ -27,6 +27,8 @@ Send = Callable[[Sequence[VerifyItem], float], Awaitable[VerifyResponse]]
 # Items with more new tokens than this do not share a call: its neighbours would wait for a prompt.
 SHORT_ITEM_TOKENS = 128
 _BYTES_PER_TOKEN = 4
+# What a worker can have taken for one item: twelve days.
+_MOST_MICROS, _MOST_PASSES = 1 << 40, 1 << 20
 # A tenant counts as present for so long after its last item.
 _PRESENT_SECONDS = 5.0
 
@@ -286,8 +288,16 @@ def _deliver(batch: list[_Waiting], response: VerifyResponse, began: float) -> N
                 OutriderError(types_pb2.ERROR_REASON_NO_PROGRESS, "the target answered for another session or round")
             )
         else:
+            _bound(result.timing)
             result.timing.queue_micros += int((began - waiting.since) * 1e6)
             future.set_result(result)
+
+
+def _bound(timing: VerifyTiming) -> None:
+    """Holds a worker's numbers to what can be added up."""
+    timing.queue_micros = min(timing.queue_micros, _MOST_MICROS)
+    timing.forward_micros = min(timing.forward_micros, _MOST_MICROS)
+    timing.passes = min(timing.passes, _MOST_PASSES)
 
 
 def _abandoned() -> OutriderError:

@@ -137,7 +137,7 @@ class Orchestrator:
         if offset > generated:
             raise invalid_field(f"offset is {offset}, must be in [0, {generated}]")
         # Before the take-over: a replica that cannot serve a session leaves it to whoever has it.
-        (plan,) = await self.plan(request_of(record))
+        (plan,) = await self.plan(request_of(record, self._vocabulary.size))
         if record.state == RUNNING:
             record = await self.store.take_over(session_id)
             self.services.metrics.resumed()

@@ -110,7 +110,7 @@ class TargetCosts:
     def observe_pass(self, timing: VerifyTiming, sessions: int) -> None:
         """An item's pass, while so many sessions are bound to the worker. Other items of the pass tell the same."""
         seen = (timing.batch_items, timing.batch_positions, timing.forward_micros)
-        if timing.passes != 1 or timing.computed_tokens > _DECODE or seen == self._last:
+        if timing.passes != 1 or not timing.batch_items or timing.computed_tokens > _DECODE or seen == self._last:
             return
         self._last, self.sessions = seen, max(1, sessions)
         self._pass.observe((1.0, timing.batch_items, timing.batch_positions), seen[2] * 1e-6)

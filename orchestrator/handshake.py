@@ -2,6 +2,7 @@
 
 from outrider.law.params import LAW_VERSION
 from outrider.lm.tokenizer import Vocabulary, first_difference
+from outrider.net.arrays import ArrayError, tokens_in_vocab
 from outrider.v1 import types_pb2
 
 _LONGEST_NAME = 1_024
@@ -19,6 +20,12 @@ def check_pair(worker: str, info: types_pb2.ModelInfo, vocabulary: Vocabulary) -
     for name in (info.model_id, info.dtype):
         if len(name) > _LONGEST_NAME or not name.isprintable():
             raise PairRefused(f"{worker} calls its model or dtype what is no name: {name[:_LONGEST_NAME]!r}")
+    if len(info.token_hashes) % 4:
+        raise PairRefused(f"{worker} ({info.model_id}) has token hashes of {len(info.token_hashes)} bytes")
+    try:
+        tokens_in_vocab(info.eos_token_ids, "eos_token_ids", info.vocab_size)
+    except ArrayError as error:
+        raise PairRefused(f"{worker} ({info.model_id}): {error}") from error
     if info.law_version != LAW_VERSION:
         raise PairRefused(f"{worker} ({info.model_id}) has law version {info.law_version}, ours is {LAW_VERSION}")
     if fingerprints_differ(info, vocabulary):

@@ -37,9 +37,17 @@ def name_at_targets(record: SessionRecord) -> str:
     return urlsafe_b64encode(blake2b(record.meta, digest_size=9).digest()).decode()
 
 
-def request_of(record: SessionRecord) -> GenerateRequest:
-    """The request of a session, its prompt as the tokens that it was taken for. Raises SessionCorrupt."""
+def request_of(record: SessionRecord, vocab_size: int) -> GenerateRequest:
+    """The request of a session, its prompt as the tokens that it was taken for. Raises SessionCorrupt, also when it is
+    another session's or when the record holds tokens outside [0, vocab_size).
+    """
     request = _stored_request(record)
+    if request.session_id != record.session_id or request.n:
+        raise SessionCorrupt(f"session {record.session_id} is damaged in the store: its request is another session's")
+    outside = record.tokens[(record.tokens < 0) | (record.tokens >= vocab_size)]
+    if len(outside):
+        where = f"it holds token {outside[0]}, outside [0, {vocab_size})"
+        raise SessionCorrupt(f"session {record.session_id} is damaged in the store: {where}")
     request.token_ids.ids[:] = record.tokens[: record.prompt_length].tolist()
     return request
 

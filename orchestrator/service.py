@@ -34,6 +34,9 @@ from outrider.v1.orchestrator_pb2 import (
 
 log = logging.getLogger(__name__)
 
+# Of the year 9999: a Timestamp holds no later one.
+_LAST_SECOND = 253_402_300_799
+
 SERVICE_NAME = orchestrator_pb2.DESCRIPTOR.services_by_name["OrchestratorService"].full_name
 
 
@@ -111,7 +114,7 @@ class OrchestratorServicer(orchestrator_pb2_grpc.OrchestratorServiceServicer):
         except OutriderError as error:
             await abort(context, error)
         expire_time = Timestamp()
-        expire_time.FromMilliseconds(int(record.expires_at * 1000))
+        expire_time.FromMilliseconds(int(min(record.expires_at, _LAST_SECOND) * 1000))
         finished = record.state == FINISHED
         return GetSessionResponse(
             session_id=told(record.session_id),

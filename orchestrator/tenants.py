@@ -100,11 +100,14 @@ def load_tenants(path: str) -> Tenants:
         return Tenants.model_validate(tomllib.loads(Path(path).read_text()))
     except OSError as error:
         raise ValueError(f"{path}: {error.strerror}") from error
-    except tomllib.TOMLDecodeError as error:
-        raise ValueError(f"{path}: {error}") from error
     except ValidationError as error:
         places = (f"{'.'.join(map(str, one['loc']))}: {one['msg']}" for one in error.errors())
         raise ValueError(f"{path}: {'; '.join(places)}") from error
+    except (
+        ValueError,
+        RecursionError,
+    ) as error:  # no TOML, no text, nested too deeply, or a number of thousands of digits
+        raise ValueError(f"{path}: {error}") from error
 
 
 class TokenBucket:

@@ -270,7 +270,9 @@ class Verifying:
             self._peer.lost()
             return
         if error.reason not in _TRANSIENT:
-            raise error if error.reason in _FINAL else _no_progress(f"the target refused its work: {error.message}")
+            # Where a grammar leads is seen as it goes, and it is the client's.
+            final = error.reason in _FINAL or error.message.startswith("grammar.")
+            raise error if final else _no_progress(f"the target refused its work: {error.message}")
         patience.failed()
         if patience.left() <= 0 or self._link is None:
             raise error

@@ -10,6 +10,7 @@ from redis.exceptions import RedisClusterException, RedisError
 from orchestrator.store import fence, scripts
 from orchestrator.store.base import (
     FINISHED,
+    MAX_EPOCH,
     RUNNING,
     SessionCorrupt,
     SessionRecord,
@@ -29,6 +30,8 @@ Answer = list[Any]  # [verdict, detail ...], all bytes but for nested lists and 
 
 # What Redis says when a script meets a value that no script of ours has written.
 _FOREIGN = ("WRONGTYPE", "not an integer")
+# The wire's largest enum.
+_MAX_REASON = (1 << 31) - 1
 # A server that takes longer than this many seconds may have been replaced: the call is repeated, at whoever is the
 # master by then.
 _PATIENCE = 3.0
@@ -166,7 +169,7 @@ def _record(session_id: str, answer: Answer) -> SessionRecord:
     state = dict(zip(flat[::2], flat[1::2], strict=True))
     try:
         finish_reason = int(state[b"finish_reason"])
-        return SessionRecord(
+        record = SessionRecord(
             session_id=session_id,
             tokens=int32s(tokens or b"", "tokens"),
             prompt_length=int(state[b"prompt_length"]),
@@ -183,6 +186,14 @@ def _record(session_id: str, answer: Answer) -> SessionRecord:
             str(error) if isinstance(error, ArrayError) else f"a field of its state is missing or no number ({error})"
         )
         raise _corrupt(session_id, detail) from error
+    for name, value, low, high in (
+        ("prompt_length", record.prompt_length, 1, len(record.tokens)),
+        ("epoch", record.epoch, 1, MAX_EPOCH),
+        ("finish_reason", record.finish_reason, 0, _MAX_REASON),
+    ):
+        if not low <= value <= high:
+            raise _corrupt(session_id, f"{name} is {value}, must be in [{low}, {high}]")
+    return record
 
 
 def _corrupt(session_id: str, detail: str) -> SessionCorrupt:

@@ -60,9 +60,20 @@ class DistilledDraft:
             settings = json.loads((directory / DRAFT_FILE).read_text())
             if settings.pop("format") != _FORMAT:
                 raise ModelRefused(f"{directory} holds a draft of another format than {_FORMAT}")
-            return DistilledDraft(tensors=load_file(directory / WEIGHTS_FILE), **settings)
-        except (OSError, ValueError, KeyError, TypeError, AttributeError, SafetensorError) as error:
+            draft = DistilledDraft(tensors=load_file(directory / WEIGHTS_FILE), **settings)
+            draft.check()
+            return draft
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError, SafetensorError) as error:
             raise ModelRefused(f"{directory} holds no whole draft: {error}") from error
+
+    def check(self) -> None:
+        """Raises TypeError when a field is not what the class says, KeyError or ValueError where it is about `kept`."""
+        for name, kind in (("target", str), ("layers", int), ("vocab_fingerprint", str)):
+            if type(getattr(self, name)) is not kind:
+                raise TypeError(f"{name} is {getattr(self, name)!r:.40}")
+        kept = self.tensors["kept"]
+        if kept.dtype != torch.int32 or kept.ndim != 1:
+            raise ValueError(f"kept is {kept.dtype} of {kept.ndim} dimensions")
 
     def base(self, target: str) -> ModelSource:
         """The model that it shares with: `target`, or the one it was made for when that is "".

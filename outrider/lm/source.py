@@ -46,6 +46,13 @@ def parse_source(model: str) -> ModelSource:
 
     Raises ModelRefused when a file or directory that is named does not exist or the text can be none of them.
     """
+    try:
+        return _parsed(model)
+    except (OSError, RuntimeError) as error:  # a name that is too long, may not be looked at, or has no home directory
+        raise ModelRefused(f"model {model[:80]!r} cannot be looked for: {error.__class__.__name__}") from error
+
+
+def _parsed(model: str) -> ModelSource:
     if model.startswith("synthetic:"):
         return ModelSource(model, SourceKind.SYNTHETIC, model.removeprefix("synthetic:"))
     if model.startswith("gguf:"):

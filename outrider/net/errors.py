@@ -9,6 +9,7 @@ from typing import NoReturn
 import grpc
 from google.protobuf.any_pb2 import Any
 from google.protobuf.duration_pb2 import Duration
+from google.protobuf.message import DecodeError
 from google.rpc.error_details_pb2 import ErrorInfo, RetryInfo
 from google.rpc.status_pb2 import Status
 from grpc_status import rpc_status
@@ -21,6 +22,8 @@ _PREFIX = "ERROR_REASON_"
 _QUEUE_RETRY_SECONDS = 0.1
 _REASONS = frozenset(types_pb2.ErrorReason.keys()) - {_PREFIX + "UNSPECIFIED"}
 _MAX_MESSAGE_BYTES = 1_000
+# Of what a peer says.
+_LONGEST_RETRY_SECONDS = 86_400.0
 
 CODES: dict[ErrorReason.ValueType, grpc.StatusCode] = {
     types_pb2.ERROR_REASON_SESSION_NOT_FOUND: grpc.StatusCode.NOT_FOUND,
@@ -89,21 +92,26 @@ def to_status(error: OutriderError) -> Status:
 
 
 def from_status(status: Status) -> OutriderError:
-    """The error that a status carries; a status that no Outrider service made becomes ENGINE_FAILED."""
+    """The error that a status carries; a status that no Outrider service made becomes ENGINE_FAILED. Never raises."""
     reason: ErrorReason.ValueType = types_pb2.ERROR_REASON_ENGINE_FAILED
     retry_after = None
     for detail in status.details:
         info, retry = ErrorInfo(), RetryInfo()
-        if detail.Unpack(info) and info.domain == DOMAIN and _PREFIX + info.reason in _REASONS:
+        if _unpacked(detail, info) and info.domain == DOMAIN and _PREFIX + info.reason in _REASONS:
             reason = types_pb2.ErrorReason.Value(_PREFIX + info.reason)
-        elif detail.Unpack(retry):
-            retry_after = retry.retry_delay.seconds + retry.retry_delay.nanos / 1e9
+        elif _unpacked(detail, retry):
+            seconds = retry.retry_delay.seconds + retry.retry_delay.nanos / 1e9
+            retry_after = min(max(0.0, seconds), _LONGEST_RETRY_SECONDS)
     return OutriderError(reason, status.message, retry_after=retry_after)
 
 
 def from_rpc_error(error: grpc.RpcError) -> OutriderError | None:
-    """The error inside a failed call, or None when the failure is the transport's own."""
-    status = rpc_status.from_call(error)
+    """The error inside a failed call, or None when the failure is the transport's own. Never raises."""
+    try:
+        status = rpc_status.from_call(error)
+    except (DecodeError, ValueError):
+        # The peer's own, in a status that contradicts the call's, or that is none.
+        return OutriderError(types_pb2.ERROR_REASON_ENGINE_FAILED, error.details() or "a status that is none")
     return from_status(status) if status is not None else None
 
 
@@ -119,6 +127,13 @@ def _short(message: str) -> str:
     if len(data) <= _MAX_MESSAGE_BYTES:
         return data.decode()
     return data[:_MAX_MESSAGE_BYTES].decode("utf-8", "ignore") + " ..."
+
+
+def _unpacked(detail: Any, message: ErrorInfo | RetryInfo) -> bool:
+    try:
+        return detail.Unpack(message)
+    except DecodeError:
+        return False
 
 
 def _packed(message: ErrorInfo | RetryInfo) -> Any:

@@ -142,7 +142,7 @@ def test_a_session_is_gone_on_with_as_it_was_planned() -> None:
     assert made.stop.max_tokens == 256
     stored = new_record(made, asked)
     limits = ServingLimits(26, context_length=300, max_lookahead=8, default_lookahead=2)
-    again = plan_request(request_of(stored), LETTERS, limits)
+    again = plan_request(request_of(stored, 26), LETTERS, limits)
     assert again.prompt.tolist() == made.prompt.tolist()
     assert (again.seed, again.acceptance, again.stop) == (made.seed, made.acceptance, made.stop)
     assert (again.session_id, again.resumable) == ("s", True)
@@ -152,7 +152,7 @@ def test_a_request_repeats_another_when_it_says_nothing_else() -> None:
     asked = pb.GenerateRequest(prompt="abc", session_id="s", resumable=True)
     stored = new_record(plan(LETTERS, asked), asked)
     assert repeats(stored, asked)
-    assert repeats(stored, request_of(stored)) is False  # its prompt is spelled in another way
+    assert repeats(stored, request_of(stored, 26)) is False  # its prompt is spelled in another way
     for name, value in (("prompt", "abd"), ("seed", 1), ("n", 1), ("logprobs", 0), ("token_by_token", True)):
         other = pb.GenerateRequest()
         other.CopyFrom(asked)
