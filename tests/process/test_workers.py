@@ -1,17 +1,21 @@
 """The workers as processes: what they print, how they end."""
 
 import asyncio
+import hashlib
 import signal
 import socket
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 
+import numpy as np
 import pytest
 from grpc_health.v1 import health_pb2
 
 from outrider.net.channel import connect
 from outrider.v1 import draft_pb2, draft_pb2_grpc, target_pb2, target_pb2_grpc
+from tests.harness.models import VOCAB, save_tiny
 from tests.harness.processes import ROOT
 from tests.harness.workers import health_of, verify_item
 
@@ -131,3 +135,26 @@ async def test_prompt_lookup_alone_loads_no_model() -> None:
             stub = draft_pb2_grpc.DraftServiceStub(channel)
             info = await stub.GetInfo(draft_pb2.DraftServiceGetInfoRequest(), timeout=READY_SECONDS)
             assert (info.model.vocab_size, list(info.proposers)) == (16, [draft_pb2.PROPOSER_PROMPT_LOOKUP])
+
+
+async def test_k4_a_target_says_the_same_to_the_last_bit_after_a_restart(tmp_path: Path) -> None:
+    model = save_tiny(tmp_path, "llama")
+    rng = np.random.default_rng(0)
+    items = [
+        verify_item(f"s{number}", rng.integers(3, VOCAB, 9 + number).tolist(), rng.integers(3, VOCAB, 3).tolist())
+        for number in range(8)
+    ]
+    said = []
+    for _ in range(2):
+        async with worker("target_service", "--model", model, "--dtype", "float32", "--threads", "1") as process:
+            address = await address_of(process)
+            await until_serving(address)
+            async with connect(address) as channel:
+                verify = target_pb2_grpc.TargetServiceStub(channel).Verify
+                answers = [
+                    await verify(target_pb2.VerifyRequest(items=[item]), timeout=READY_SECONDS) for item in items
+                ]
+        assert all(len(answer.results[0].logits.data) == 4 * 4 * VOCAB for answer in answers)
+        said.append([hashlib.sha256(answer.results[0].logits.data).hexdigest() for answer in answers])
+    assert said[0] == said[1]
+    assert len(set(said[0])) == 8
