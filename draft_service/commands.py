@@ -5,12 +5,12 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from draft_service.config import MAX_LOOKAHEAD, PROPOSER_NAMES
+from draft_service.config import PROPOSER_NAMES
 from outrider.law.noise import Purpose
 from outrider.law.params import LawParams, ParamError, check, from_law_spec
 from outrider.law.sparse import Int32Array
 from outrider.net.arrays import ArrayError, tokens_in_vocab
-from outrider.net.bounds import DEFAULT_LAW_TOP, MAX_LAW_TOP, MAX_SESSION_ID
+from outrider.net.bounds import DEFAULT_LAW_TOP, MAX_LAW_TOP, MAX_LOOKAHEAD, MAX_SESSION_ID
 from outrider.net.errors import invalid_field
 from outrider.v1 import draft_pb2
 from outrider.v1.draft_pb2 import Proposer

@@ -9,9 +9,6 @@ from outrider.config import WorkerConfig
 from outrider.v1 import draft_pb2
 from outrider.v1.draft_pb2 import Proposer
 
-# The wire's limit on the tokens of a block.
-MAX_LOOKAHEAD = 64
-
 PROPOSERS: dict[str, Proposer.ValueType] = {
     "model": draft_pb2.PROPOSER_MODEL,
     "early_exit": draft_pb2.PROPOSER_EARLY_EXIT,

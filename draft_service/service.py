@@ -10,7 +10,7 @@ import grpc
 
 from draft_service.answers import event_of, reason_of, rejection
 from draft_service.commands import Ask, CloseStream, Command, parse_command
-from draft_service.config import MAX_LOOKAHEAD, PROPOSER_NAMES, DraftConfig
+from draft_service.config import PROPOSER_NAMES, DraftConfig
 from draft_service.job import Answer
 from draft_service.scheduler import DraftScheduler
 from draft_service.stream import Stream
@@ -18,7 +18,7 @@ from outrider.lm.engine import Engine, EngineInfo
 from outrider.lm.grammars import SessionGrammars
 from outrider.lm.model_info import model_info
 from outrider.lm.warm_up import warm_up
-from outrider.net.bounds import MAX_COMMANDS
+from outrider.net.bounds import MAX_COMMANDS, MAX_LOOKAHEAD
 from outrider.net.errors import OutriderError, abort, invalid_field, queue_full, reason_name
 from outrider.observe.metrics import DraftMetrics
 from outrider.v1 import draft_pb2, draft_pb2_grpc, types_pb2

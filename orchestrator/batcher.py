@@ -111,7 +111,7 @@ class _Lane:
     def add(self, waiting: _Waiting) -> None:
         """The item waits."""
         self.waiting[waiting.future] = waiting
-        self.tenants[waiting.caller.tenant] = waiting.since
+        self.tenants[waiting.tenant] = waiting.since
 
     def take(self, max_rows: float, max_positions: float) -> list[_Waiting]:
         """The items of the next call, at least one: with so many dense rows at most, and with so many positions where
@@ -258,9 +258,9 @@ class Batcher:
         # A call that was cancelled or has a bug leaves nobody waiting.
         _fail([waiting.future for waiting in batch], _abandoned())
         self._calls.discard(call)
-        for session_id in [waiting.item.session_id for waiting in batch]:
-            if self._under_way.get(session_id) is call:
-                del self._under_way[session_id]
+        for waiting in batch:
+            if self._under_way.get(waiting.item.session_id) is call:
+                del self._under_way[waiting.item.session_id]
         lane.free_calls += 1
         if trip is not None:
             self._departures.answered(trip, asyncio.get_running_loop().time())

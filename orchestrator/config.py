@@ -5,11 +5,10 @@ from pydantic_settings import SettingsConfigDict
 
 from orchestrator.discovery import parse_sources
 from outrider.config import ServiceConfig
+from outrider.net.bounds import MAX_LOOKAHEAD
 from outrider.net.tls import ClientTls, TlsError
 from outrider.net.tokens import Keys
 
-# The wire's limit on a block.
-MAX_LOOKAHEAD = 64
 AUTO = "auto"
 
 

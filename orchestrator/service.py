@@ -99,9 +99,9 @@ class OrchestratorServicer(orchestrator_pb2_grpc.OrchestratorServiceServicer):
             await abort(context, failure)  # type: ignore[arg-type]
 
     def _caller(self, context: "grpc.aio.ServicerContext[Any, GenerateResponse]") -> Caller:
-        tenant, left = self._tenant_of(context), context.time_remaining()
+        name, left = self._tenant_of(context), context.time_remaining()
         deadline = math.inf if left is None else asyncio.get_running_loop().time() + left
-        return Caller(tenant, self._orchestrator.tenants.limits(tenant).weight, deadline)
+        return Caller(name, self._orchestrator.tenants.limits(name).weight, deadline)
 
     async def GetSession(
         self, request: GetSessionRequest, context: "grpc.aio.ServicerContext[object, object]"

@@ -29,6 +29,7 @@ from outrider.net.arrays import (
     support_from_message,
     to_bytes,
 )
+from outrider.net.bounds import MAX_LOOKAHEAD
 from outrider.net.errors import OutriderError, from_status
 from outrider.v1 import target_pb2, types_pb2
 from outrider.v1.target_pb2 import VerifyItem, VerifyResult
@@ -56,8 +57,6 @@ _FINAL = {
 # A worker that misses a prefix that the same message carried is broken.
 _MAX_LOST = 3
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.05, 2.0
-# The wire's limit on a block.
-_NO_LIMIT = 64
 
 
 # What the target says about a block: dense logits [lookahead + 1, vocab_size] float32, SupportRows, or its own tokens
@@ -160,7 +159,7 @@ class Verifying:
     @property
     def longest_block(self) -> int:
         """Most draft tokens that make sense; more than 0."""
-        return max(1, self._link.max_lookahead) if self._link is not None else _NO_LIMIT
+        return max(1, self._link.max_lookahead) if self._link is not None else MAX_LOOKAHEAD
 
     def away(self) -> None:
         """The next block will take longer than usual."""

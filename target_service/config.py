@@ -4,9 +4,7 @@ from pydantic import Field
 from pydantic_settings import SettingsConfigDict
 
 from outrider.config import WorkerConfig
-
-# The wire's limit on the candidate tokens of one item.
-WIRE_MAX_LOOKAHEAD = 64
+from outrider.net.bounds import MAX_LOOKAHEAD
 
 
 class TargetConfig(WorkerConfig):
@@ -14,4 +12,4 @@ class TargetConfig(WorkerConfig):
 
     model_config = SettingsConfigDict(cli_prog_name="python -m target_service")
 
-    max_lookahead: int = Field(WIRE_MAX_LOOKAHEAD, ge=0, le=WIRE_MAX_LOOKAHEAD, description="longest block to score")
+    max_lookahead: int = Field(MAX_LOOKAHEAD, ge=0, le=MAX_LOOKAHEAD, description="longest block to score")

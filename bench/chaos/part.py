@@ -2,7 +2,6 @@
 
 import asyncio
 import signal
-import time
 from collections.abc import Awaitable, Callable
 
 from outrider.cli.child import Child, Command, Log
@@ -60,9 +59,8 @@ class Part:
         """SIGKILL, also of a frozen one."""
         await self._end(signal.SIGKILL)
 
-    async def drain(self, within: float) -> float:
-        """SIGTERM; the seconds until it had ended. Raises Overran when that was too long or not with exit code 0."""
-        began = time.monotonic()
+    async def drain(self, within: float) -> None:
+        """SIGTERM; returns when it has ended. Raises Overran when that took too long or not with exit code 0."""
         try:
             async with asyncio.timeout(within):
                 code = await self._end(signal.SIGTERM)
@@ -71,7 +69,6 @@ class Part:
             raise Overran(f"{self.name} was still there {within:g} s after SIGTERM") from None
         if code != 0:
             raise Overran(f"{self.name} ended with exit code {code} after SIGTERM")
-        return time.monotonic() - began
 
     def freeze(self) -> None:
         """SIGSTOP."""

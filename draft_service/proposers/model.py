@@ -12,7 +12,6 @@ import numpy as np
 import torch
 
 from draft_service.commands import Key
-from draft_service.config import MAX_LOOKAHEAD
 from draft_service.job import Job
 from outrider.law.draft import point_mass, propose_each, truncate
 from outrider.law.noise import Purpose
@@ -22,6 +21,7 @@ from outrider.law.transforms import NonFiniteLogits, RowContext, greedy_tokens, 
 from outrider.lm.engine import Engine
 from outrider.lm.passes import PassRunner, Work
 from outrider.lm.session_cache import SessionCache
+from outrider.net.bounds import MAX_LOOKAHEAD
 from outrider.net.errors import OutriderError
 from outrider.observe.metrics import DraftMetrics
 from outrider.v1 import types_pb2

@@ -36,6 +36,7 @@ RETIRED_SECONDS = 10.0
 _OLD_CHANNEL_SECONDS = 60.0
 # A worker that broke the protocol is left alone for so long at most.
 LONGEST_PAUSE = 60.0
+_MOST_DOUBLINGS = 10  # more overflow a float one day
 
 Info = target_pb2.TargetServiceGetInfoResponse | draft_pb2.DraftServiceGetInfoResponse
 
@@ -151,7 +152,7 @@ class Link(ABC):
         self.channel = connect(self.address, self._tls, max_receive_bytes=self.max_receive_bytes)
         self._use(self.channel)
 
-    async def _renew_channel(self) -> None:
+    def _renew_channel(self) -> None:
         """A channel keeps the certificates that it was made with: once they are renewed, another one connects anew."""
         if self._tls is not None and self._tls.version != self._tls_version:
             retired = asyncio.create_task(self.channel.close(_OLD_CHANNEL_SECONDS))
@@ -210,14 +211,14 @@ class Link(ABC):
         while True:
             pause = RECONNECT_SECONDS
             try:
-                await self._renew_channel()
+                self._renew_channel()
                 await self._check_pair()
                 await self._attended(self._serve_connection())
                 self._down("the worker closed the connection")
             except Misbehaved as offence:
                 # It may do so again after every connection: each costs it twice the time of the last.
                 offences += 1
-                pause = min(RECONNECT_SECONDS * 2.0**offences, LONGEST_PAUSE)
+                pause = min(RECONNECT_SECONDS * 2.0 ** min(offences, _MOST_DOUBLINGS), LONGEST_PAUSE)
                 self._down(f"the worker broke the protocol: {offence}")
             except PairRefused as refusal:
                 pause = REFUSED_SECONDS

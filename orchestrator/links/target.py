@@ -206,7 +206,7 @@ class TargetLink(Link):
             async with asyncio.timeout(TRIAL_TIMEOUT):
                 await self._send([item], math.inf)
         except (OutriderError, TimeoutError) as error:
-            log.info("target %s: a trial failed: %s", self.address, error or "it took too long")
+            log.info("target %s: a trial failed: %s", self.address, str(error) or "it took too long")
             self.breaker.failure()
         else:
             await self.release(item.session_id, item.epoch)

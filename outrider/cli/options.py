@@ -5,6 +5,7 @@ from typing import Annotated
 
 import typer
 
+from outrider.net.bounds import MAX_LOOKAHEAD
 from outrider.v1 import draft_pb2
 
 DEFAULT_PORT = 7800
@@ -42,7 +43,7 @@ DEFAULT_ADDRESS = f"127.0.0.1:{DEFAULT_PORT}"
 
 Dtype = Annotated[str, typer.Option(help="Numeric type of the weights: float32, bfloat16 or float16.")]
 Device = Annotated[str, typer.Option(help='Where the models run: "cpu" or "cuda".')]
-LONGEST_LOOKAHEAD = 64
+LONGEST_LOOKAHEAD = MAX_LOOKAHEAD
 Lookahead = Annotated[
     int | None,
     typer.Option(

@@ -207,10 +207,13 @@ def _check_pair(context: ssl.SSLContext, files: TlsFiles) -> None:
         if error.reason == "KEY_VALUES_MISMATCH":
             raise TlsError(f"{files.flags}-key: {files.key} is not the key of the certificate {files.cert}") from error
         raise TlsError(f"{files.flags}-cert, {files.flags}-key: {files.cert} or {files.key} is damaged") from error
+    except OSError as error:  # gone since it was read
+        raise TlsError(f"{files.flags}-cert: {files.cert} or its key cannot be read: {error.strerror}") from error
 
 
 def _check_ca(context: ssl.SSLContext, files: TlsFiles, ca: bytes) -> None:
     try:
-        context.load_verify_locations(cadata=ca.decode("ascii", "replace"))
+        # What is not ASCII is a comment: a CA's name.
+        context.load_verify_locations(cadata=ca.decode("ascii", "ignore"))
     except ssl.SSLError as error:
         raise TlsError(f"{files.flags}-ca: {files.ca} is damaged") from error

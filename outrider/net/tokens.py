@@ -166,7 +166,8 @@ def _stamp(file: str) -> tuple[int, int, int] | None:
         status = os.stat(file)
     except OSError as error:
         raise KeysError(f"{file} cannot be read: {error.strerror}") from error
-    return status.st_ino, status.st_size, status.st_mtime_ns
+    # Not the time of the content alone: a file that could not be read may be made readable.
+    return status.st_ino, status.st_size, status.st_ctime_ns
 
 
 def _read(file: str) -> list[tuple[str, str]]:

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import grpc
 import numpy as np
@@ -293,7 +293,16 @@ class FakeDraft(draft_pb2_grpc.DraftServiceServicer):
 async def fake_draft(
     answer: Callable[[draft_pb2.DraftCommand], Sequence[draft_pb2.DraftEvent]], *, refuses: bool = False
 ) -> AsyncIterator[FakeDraft]:
-    fake = FakeDraft(answer, refuses=refuses)
+    async with served_draft(FakeDraft(answer, refuses=refuses)) as fake:
+        yield fake
+
+
+SomeDraft = TypeVar("SomeDraft", bound=FakeDraft)
+
+
+@asynccontextmanager
+async def served_draft(fake: SomeDraft) -> AsyncIterator[SomeDraft]:
+    """The draft on a free port, ready."""
     server = Server("outrider.v1.DraftService")
     draft_pb2_grpc.add_DraftServiceServicer_to_server(fake, server.grpc)
     fake.address = f"127.0.0.1:{await server.start('127.0.0.1', 0)}"

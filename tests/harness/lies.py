@@ -12,15 +12,14 @@ from draft_service.commands import base_length_of
 from outrider.net.bounds import MAX_COMMANDS, MAX_EVENT_BYTES
 from outrider.net.channel import MAX_DRAFT_BYTES
 from outrider.net.errors import OutriderError, to_status
-from outrider.net.server import Server
-from outrider.v1 import draft_pb2, draft_pb2_grpc, types_pb2
+from outrider.v1 import draft_pb2, types_pb2
 from outrider.v1.draft_pb2 import Block, DraftCommand, DraftEvent
-from tests.harness.faults import VOCAB, FakeDraft
+from tests.harness.faults import VOCAB, FakeDraft, served_draft
 from tests.harness.rogue_draft import point_masses
 
 NAN, INFINITY = float("nan"), float("inf")
 
-# What becomes of the liar: the lie is without effect; its breaker opens; its connection is closed for a while.
+# What becomes of the liar: its connection stays or comes back; its breaker opens; its connection is closed for a while.
 IGNORED, SHUT_OUT, CUT_OFF = "ignored", "shut out", "cut off"
 
 
@@ -237,12 +236,5 @@ LIES: dict[str, Lie] = {
 
 @asynccontextmanager
 async def liar_says(lie: Lie) -> AsyncIterator[Liar]:
-    liar = Liar(lambda command: (), tell=lie.tell)
-    server = Server("outrider.v1.DraftService")
-    draft_pb2_grpc.add_DraftServiceServicer_to_server(liar, server.grpc)
-    liar.address = f"127.0.0.1:{await server.start('127.0.0.1', 0)}"
-    await server.ready()
-    try:
+    async with served_draft(Liar(lambda command: (), tell=lie.tell)) as liar:
         yield liar
-    finally:
-        await server.stop(0)

@@ -57,7 +57,7 @@ async def until_told(orchestrator: RunningOrchestrator, address: str, words: str
         while True:
             info = await orchestrator.stub.GetInfo(OrchestratorServiceGetInfoRequest())
             reasons = [worker.reason.lower() for worker in info.workers if worker.address == address]
-            if all(words in reason for reason in reasons):
+            if reasons and all(words in reason for reason in reasons):
                 return
             await asyncio.sleep(0.02)
 

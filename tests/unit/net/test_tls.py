@@ -68,6 +68,11 @@ def test_a_renewal_is_seen_once_and_a_broken_one_is_not_used(tmp_path: Path, cap
     assert client.version == 3
 
 
+def test_a_ca_may_have_its_name_beside_it(tmp_path: Path) -> None:
+    named = write(tmp_path / "a", "# Főtanúsítvány\n".encode() + CA.pem)
+    server_credentials(TlsFiles(write(tmp_path / "c", PAIR[0]), write(tmp_path / "k", PAIR[1]), named))
+
+
 def test_nothing_prints_a_key(tmp_path: Path) -> None:
     client = Mount(tmp_path / "tls", PAIR, CA.pem).client()
     (watched,) = (value for value in vars(client).values() if not isinstance(value, str))
