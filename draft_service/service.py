@@ -14,6 +14,7 @@ from draft_service.config import PROPOSER_NAMES, DraftConfig
 from draft_service.job import Answer
 from draft_service.scheduler import DraftScheduler
 from draft_service.stream import Stream
+from outrider import __version__
 from outrider.lm.engine import Engine, EngineInfo
 from outrider.lm.grammars import SessionGrammars
 from outrider.lm.model_info import model_info
@@ -99,6 +100,7 @@ class DraftService(draft_pb2_grpc.DraftServiceServicer):
             max_lookahead=MAX_LOOKAHEAD,
             proposers=self._config.kinds,
             instance_id=self.host.instance_id,
+            version=__version__,
         )
 
     @property

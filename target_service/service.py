@@ -6,6 +6,7 @@ from typing import Any
 
 import grpc
 
+from outrider import __version__
 from outrider.lm.engine import Engine
 from outrider.lm.model_info import model_info
 from outrider.lm.warm_up import warm_up
@@ -84,6 +85,7 @@ class TargetService(target_pb2_grpc.TargetServiceServicer):
             max_lookahead=self._config.max_lookahead,
             token_budget=self._config.token_budget,
             instance_id=self.host.instance_id,
+            version=__version__,
         )
 
     async def _verify(self, request: target_pb2.VerifyRequest) -> target_pb2.VerifyResponse:

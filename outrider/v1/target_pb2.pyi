@@ -549,12 +549,15 @@ class TargetServiceGetInfoResponse(_message.Message):
     MAX_LOOKAHEAD_FIELD_NUMBER: _builtins.int
     TOKEN_BUDGET_FIELD_NUMBER: _builtins.int
     INSTANCE_ID_FIELD_NUMBER: _builtins.int
+    VERSION_FIELD_NUMBER: _builtins.int
     max_lookahead: _builtins.int
     """Most draft tokens that an item may hold."""
     token_budget: _builtins.int
     """Positions that one forward pass computes at most; longer prompts go in chunks."""
     instance_id: _builtins.str
     """Random, chosen when the process starts: tells one worker behind two addresses from two workers."""
+    version: _builtins.str
+    """Version of the Outrider package."""
     @_builtins.property
     def model(self) -> _types_pb2.ModelInfo:
         """The model."""
@@ -571,10 +574,11 @@ class TargetServiceGetInfoResponse(_message.Message):
         max_lookahead: _builtins.int = ...,
         token_budget: _builtins.int = ...,
         instance_id: _builtins.str = ...,
+        version: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["load", b"load", "model", b"model"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["instance_id", b"instance_id", "load", b"load", "max_lookahead", b"max_lookahead", "model", b"model", "token_budget", b"token_budget"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["instance_id", b"instance_id", "load", b"load", "max_lookahead", b"max_lookahead", "model", b"model", "token_budget", b"token_budget", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
