@@ -121,7 +121,7 @@ class RedisStore:
         await self._scripts.close()
 
     async def _run(self, script: Script, session_id: str, arguments: Sequence[Any]) -> Answer:
-        answer: Answer = await self._answered(self._scripts(script, _keys(session_id), arguments), session_id)
+        answer: Answer = await self._answered(self._scripts(script, store_keys(session_id), arguments), session_id)
         return answer
 
     async def _answered(self, call: Awaitable[T], subject: str) -> T:
@@ -158,7 +158,7 @@ class RedisStore:
         raise refusals[verdict]()
 
 
-def _keys(session_id: str) -> tuple[str, str]:
+def store_keys(session_id: str) -> tuple[str, str]:
     """Both in one hash slot, so that a cluster can run the scripts."""
     return f"outrider:{{{session_id}}}:state", f"outrider:{{{session_id}}}:tokens"
 

@@ -42,7 +42,7 @@ class Reach:
     def to(self, address: str) -> "Connection":
         """Does not connect yet. Raises Failure."""
         try:
-            access = Access(address, self._token(), self._tls(), plain_token=self.plain_token)
+            access = Access(address, self._token(), self.client_tls(), plain_token=self.plain_token)
         except (TlsError, ValueError) as error:
             raise Failure(str(error)) from None
         return Connection(connect(address, access.tls), access.metadata)
@@ -55,7 +55,8 @@ class Reach:
         except (OSError, UnicodeDecodeError) as error:
             raise Failure(f"--token-file: {self.token_file} cannot be read: {error}") from None
 
-    def _tls(self) -> ClientTls | None:
+    def client_tls(self) -> ClientTls | None:
+        """How the orchestrator is checked; None: plain text. Raises TlsError."""
         if not (self.tls or self.tls_ca or self.tls_cert or self.tls_key or self.tls_server_name):
             return None
         return ClientTls(self.tls_ca, self.tls_cert, self.tls_key, self.tls_server_name, flags="--tls")

@@ -5,6 +5,7 @@ import typer
 from outrider.cli.bench import bench
 from outrider.cli.demo import demo
 from outrider.cli.distill import distill
+from outrider.cli.doctor.command import doctor
 from outrider.cli.generate import generate
 from outrider.cli.info import info
 from outrider.cli.keys import keys
@@ -18,7 +19,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command in (up, generate, demo, bench, distill, info):
+for command in (up, generate, demo, bench, distill, info, doctor):
     app.command()(command)
 app.add_typer(keys, name="keys")
 
