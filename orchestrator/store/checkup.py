@@ -96,10 +96,13 @@ def _advice(message: str) -> str:
     ):
         return "correct the user, the password or --store-password-file"
     if "certificate" in words or "ssl" in words:
-        return "rediss:// and ssl_ca_certs=FILE must fit the server's certificate; redis:// is for plain text"
+        return "ssl_ca_certs=FILE must hold the CA of the server's certificate, which must be for the host of the URL"
     if "permission" in words:
         return "give the user the rights that docs/reliability.md lists"
-    return "start it, or correct --store; if it runs, look for a firewall or NetworkPolicy between"
+    return (
+        "start it, or correct --store (rediss:// where it speaks TLS, redis:// where it does not); "
+        "if it runs, look for a firewall or NetworkPolicy between"
+    )
 
 
 async def _seen_by(client: Redis | RedisCluster, place: StorePlace, replicas: int) -> AsyncIterator[Check]:
