@@ -29,6 +29,8 @@ _TTL = 30.0
 _PINGS, _SLOW_PING = 20, 0.02
 # Clocks further apart than this make logs and traces unreadable beside each other.
 _SKEW = 1.0
+# Part of maxmemory.
+_FULL = 0.9
 _OLDEST = (6, 0)
 
 
@@ -42,6 +44,7 @@ class Check(NamedTuple):
 
 
 Info = Mapping[str, Any]
+_NO_ENTRY = ("invalid username-password", "wrongpass", "authentication", "noauth", "invalid password")
 
 
 async def checks(environment: Mapping[str, str]) -> AsyncIterator[Check]:
@@ -90,10 +93,7 @@ async def _reached(store: RedisStore) -> Check:
 def _advice(message: str) -> str:
     """For what keeps everybody out."""
     words = message.lower()
-    if any(
-        each in words
-        for each in ("invalid username-password", "wrongpass", "authentication", "noauth", "invalid password")
-    ):
+    if any(each in words for each in _NO_ENTRY):
         return "correct the user, the password or --store-password-file"
     if "certificate" in words or "ssl" in words:
         return "ssl_ca_certs=FILE must hold the CA of the server's certificate, which must be for the host of the URL"
@@ -112,7 +112,7 @@ async def _seen_by(client: Redis | RedisCluster, place: StorePlace, replicas: in
         infos = await _each(client, place, "INFO")
         middle = (asked + time.time()) / 2
     except NoPermissionError:
-        advice = "ask with a user that may: +info +config|get +time"
+        advice = "ask with a user that may: +info +config|get"
         yield Check("server", "unseen", "the user may not ask for version, persistence and memory (INFO)", advice)
         return
     for name, info in infos.items():
@@ -150,6 +150,8 @@ def _memory(name: str, info: Info) -> Check:
     seen = (
         f"{name}: {info.get('used_memory_human', '?')} of {info['maxmemory_human'] if limit else 'no limit'}, {policy}"
     )
+    if policy == "noeviction" and limit and int(info.get("used_memory", 0)) > _FULL * limit:
+        return Check("memory", "broken", seen, "raise maxmemory: a full server refuses commits, and streams end")
     if policy == "noeviction":
         return Check("memory", "ok", seen)
     advice = "CONFIG SET maxmemory-policy noeviction: else sessions vanish when memory runs out"
@@ -157,11 +159,7 @@ def _memory(name: str, info: Info) -> Check:
 
 
 def _replication(name: str, info: Info, wanted: int) -> Check:
-    online = sum(
-        "state=online" in str(value) or (isinstance(value, dict) and value.get("state") == "online")
-        for key, value in info.items()
-        if key.startswith("slave")
-    )
+    online = sum(isinstance(value, dict) and value.get("state") == "online" for value in info.values())
     if info.get("role") != "master":
         return Check(
             "replicas", "broken", f"{name} is a replica: it refuses writes", "name the master, or the Sentinels"

@@ -53,6 +53,7 @@ async def test_a_user_with_no_more_rights_than_it_needs(server: ValkeyServer) ->
 SETTINGS = {
     "evicts": ({"maxmemory-policy": "volatile-lru", "maxmemory": "100mb"}, "memory", "broken", "volatile-lru"),
     "would evict": ({"maxmemory-policy": "allkeys-lru"}, "memory", "warning", "of no limit, allkeys-lru"),
+    "full": ({"maxmemory": "1mb"}, "memory", "broken", "of 1.00M, noeviction"),
     "never synced": ({"appendfsync": "no"}, "persistence", "warning", "never synced"),
     "no file": ({"appendonly": "no"}, "persistence", "warning", "sessions end with the server"),
 }
