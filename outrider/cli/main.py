@@ -9,6 +9,7 @@ from outrider.cli.doctor.command import doctor
 from outrider.cli.generate import generate
 from outrider.cli.info import info
 from outrider.cli.keys import keys
+from outrider.cli.plan import plan
 from outrider.cli.up import up
 
 app = typer.Typer(
@@ -19,7 +20,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command in (up, generate, demo, bench, distill, info, doctor):
+for command in (up, generate, demo, bench, distill, info, doctor, plan):
     app.command()(command)
 app.add_typer(keys, name="keys")
 
