@@ -106,7 +106,7 @@ def report(at_path: Path) -> Path:
         positions = concurrency * (1 + drafted)
         times = {"verify_forward": 10 + positions, "draft_wait": drafted, "draft_forward": 2 * drafted}
         times |= {"round": 20.7 + positions + drafted, "verify_wait": 0, "accept": 0, "other": 0, "commit": 0}
-        blocks = {"drafted": 100 * drafted, "accepted": 50, "alpha": 0.5, "kept_at": [0.8, 0.4], "drafted_at": [50, 50]}
+        blocks = {"drafted": 100 * drafted, "accepted": 50, "alpha": 0.5, "kept_at": [0.8, 0.47], "drafted_at": [50, 50]}
         blocks |= {"closed_form": 1, "closed_form_as_drafted": 1, "measured": 1}
         rounds = {"rounds": 100, "target_passes": 100, "tokens_per_pass": 1, "bytes_per_token": 1, "plain": {}}
         rounds |= {"times": times, "speculation": blocks if drafted else None}
@@ -135,7 +135,7 @@ def report(at_path: Path) -> Path:
 
 def test_a_report_says_the_same_as_its_numbers(tmp_path: Path) -> None:
     of_report = CliRunner().invoke(app, ["plan", "--report", str(report(tmp_path / "report.json")), "--sessions", "50"])
-    given = ["--acceptance", "0.8,0.4", "--target-pass", "11@1,22@12", "--draft-step", "2@1,2@4", "--rest", "10.7"]
+    given = ["--acceptance", "0.8,0.47", "--target-pass", "11@1,22@12", "--draft-step", "2@1,2@4", "--rest", "10.7"]
     of_numbers = CliRunner().invoke(app, ["plan", *given, "--ahead", "0.5", "--sessions", "50"])
     assert of_report.exit_code == of_numbers.exit_code == 0, of_report.output + of_numbers.output
     assert of_report.output == of_numbers.output
