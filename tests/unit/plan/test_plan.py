@@ -106,7 +106,13 @@ def report(at_path: Path) -> Path:
         positions = concurrency * (1 + drafted)
         times = {"verify_forward": 10 + positions, "draft_wait": drafted, "draft_forward": 2 * drafted}
         times |= {"round": 20.7 + positions + drafted, "verify_wait": 0, "accept": 0, "other": 0, "commit": 0}
-        blocks = {"drafted": 100 * drafted, "accepted": 50, "alpha": 0.5, "kept_at": [0.8, 0.47], "drafted_at": [50, 50]}
+        blocks = {
+            "drafted": 100 * drafted,
+            "accepted": 50,
+            "alpha": 0.5,
+            "kept_at": [0.8, 0.47],
+            "drafted_at": [50, 50],
+        }
         blocks |= {"closed_form": 1, "closed_form_as_drafted": 1, "measured": 1}
         rounds = {"rounds": 100, "target_passes": 100, "tokens_per_pass": 1, "bytes_per_token": 1, "plain": {}}
         rounds |= {"times": times, "speculation": blocks if drafted else None}
