@@ -30,7 +30,7 @@ _TAIL = """\
 
 | variable | default | what |
 | --- | --- | --- |
-| `OUTRIDER_ADDRESS` | 127.0.0.1:7800 | orchestrator that `outrider generate` and `outrider info` call |
+| `OUTRIDER_ADDRESS` | 127.0.0.1:7800 | orchestrator that `outrider generate`, `info` and `doctor` call |
 | `OUTRIDER_TOKEN` | | bearer token that they send; `--token-file` is another way |
 | `OUTRIDER_CLIENT_TLS_CA`, `_CERT`, `_KEY` | | PEM files, as `--tls-ca`, `--tls-cert` and `--tls-key` |
 | `OUTRIDER_CACHE` | `.cache` beside the sources | where the demo keeps its model |
