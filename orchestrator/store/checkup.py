@@ -110,7 +110,7 @@ async def _seen_by(client: Redis | RedisCluster, place: StorePlace, replicas: in
     try:
         asked = time.time()
         infos = await _each(client, place, "INFO")
-        middle = (asked + time.time()) / 2
+        doubt = (time.time() - asked) / 2
     except NoPermissionError:
         advice = "ask with a user that may: +info +config|get"
         yield Check("server", "unseen", "the user may not ask for version, persistence and memory (INFO)", advice)
@@ -122,7 +122,8 @@ async def _seen_by(client: Redis | RedisCluster, place: StorePlace, replicas: in
         yield await _persistence(client, place, name, info)
     # INFO carries it, so that TIME needs no right of its own.
     for name, info in infos.items():
-        yield _clock(name, int(info["server_time_usec"]) / 1e6 - middle if "server_time_usec" in info else None)
+        theirs = int(info.get("server_time_usec", 0)) / 1e6
+        yield _clock(name, theirs - asked - doubt if theirs else None, doubt)
 
 
 async def _each(client: Redis | RedisCluster, place: StorePlace, *command: str) -> dict[str, Any]:
@@ -189,11 +190,12 @@ async def _persistence(client: Redis | RedisCluster, place: StorePlace, name: st
     return Check("persistence", "ok", f"{name}: append-only file, appendfsync {sync}")
 
 
-def _clock(name: str, ahead: float | None) -> Check:
+def _clock(name: str, ahead: float | None, doubt: float) -> Check:
+    """`doubt`: seconds by which the answer may have been under way for longer in one direction."""
     if ahead is None:
         return Check("clock", "unseen", f"{name} does not tell its time")
     seen = f"{name}: {1e3 * ahead:+.0f} ms from this machine's"
-    if abs(ahead) > _SKEW:
+    if abs(ahead) - doubt > _SKEW:
         advice = "set the clocks (NTP): certificates, logs and traces go by them; sessions and deadlines do not"
         return Check("clock", "warning", seen, advice)
     return Check("clock", "ok", seen)

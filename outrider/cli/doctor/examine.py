@@ -110,9 +110,14 @@ async def _edges(settings: Settings, source: str) -> tuple[list[Finding], list[_
         # Clients call it by this name, whatever address they get.
         reach = replace(reach, tls_server_name=source.removeprefix(DNS).rpartition(":")[0])
     files = (reach.tls_ca, reach.tls_cert, reach.tls_key)
+    found += _left_out("orchestrator", len(addresses))
     return found, [
         _Edge(Endpoint("orchestrator", address, reach.client_tls(), files), reach) for address in addresses[:_MOST]
     ]
+
+
+def _left_out(kind: str, count: int) -> list[Finding]:
+    return [unseen("many", f"{kind}s", f"{count - _MOST} more were not looked at one by one")] if count > _MOST else []
 
 
 async def _orchestrator(settings: Settings, edge: _Edge) -> tuple[_Edge, list[Finding]]:
@@ -129,7 +134,11 @@ async def _orchestrator(settings: Settings, edge: _Edge) -> tuple[_Edge, list[Fi
         try:
             connection = edge.reach.to(edge.endpoint.address)
         except Failure as failure:
-            return [tcp, tls, broken("token", edge.endpoint.name, str(failure), "--tls..., or --plain-token")]
+            return [
+                tcp,
+                tls,
+                broken("token", edge.endpoint.name, str(failure), "give --tls-ca, so that the token is sent over TLS"),
+            ]
         info, found = await services.orchestrator(edge.endpoint, connection)
         return [tcp, tls, *found]
 
@@ -169,8 +178,7 @@ async def _workers(
         mine = [each for each in endpoints if each[0] == kind]
         for each in mine[_MOST:]:
             del endpoints[each]
-        if mine[_MOST:]:
-            found.append(unseen("workers", f"{kind}s", f"{len(mine) - _MOST} more were not looked at one by one"))
+        found += _left_out(kind, len(mine))
     return list(endpoints.values()), found
 
 

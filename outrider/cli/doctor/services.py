@@ -49,21 +49,25 @@ async def orchestrator(
 ) -> tuple[OrchestratorServiceGetInfoResponse | None, list[Finding]]:
     """(what it serves, what was found), once it is known to be reachable."""
     async with connection.channel as channel:
-        stub = OrchestratorServiceStub(channel)
-        request = OrchestratorServiceGetInfoRequest()
         try:
-            info = await stub.GetInfo(request, timeout=_CALL_SECONDS, metadata=connection.metadata)
+            info = await _info(channel, connection.metadata)
+            found = [await _token(endpoint, connection), await _orchestrator_health(endpoint, channel, info)]
         except grpc.aio.AioRpcError as error:
             return None, [_refused(endpoint, error, token=bool(connection.metadata))]
-        found = [await _token(endpoint, connection), await _orchestrator_health(endpoint, channel, info)]
     version = ok("version", endpoint.name, f"Outrider {info.version}, protocol outrider.v1")
     return info, [*found, version, *(_as_used(endpoint, worker) for worker in info.workers), *_pool(endpoint, info)]
 
 
+async def _info(
+    channel: grpc.aio.Channel, metadata: tuple[tuple[str, str], ...] = ()
+) -> OrchestratorServiceGetInfoResponse:
+    request = OrchestratorServiceGetInfoRequest()
+    return await OrchestratorServiceStub(channel).GetInfo(request, timeout=_CALL_SECONDS, metadata=metadata)
+
+
 async def _token(endpoint: Endpoint, connection: Connection) -> Finding:
-    stub = OrchestratorServiceStub(connection.channel)
     try:
-        await stub.GetInfo(OrchestratorServiceGetInfoRequest(), timeout=_CALL_SECONDS)
+        await _info(connection.channel)
     except grpc.aio.AioRpcError as error:
         if connection.metadata and error.code() is grpc.StatusCode.UNAUTHENTICATED:
             return ok("token", endpoint.name, "the token is accepted, and none is refused")

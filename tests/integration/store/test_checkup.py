@@ -127,7 +127,8 @@ async def test_memory_is_no_store_for_many() -> None:
 
 
 def test_clocks() -> None:
-    assert _clock("a", 0.01).level == "ok"
-    assert _clock("a", None).level == "unseen"
-    behind = _clock("a", -3.0)
+    assert _clock("a", 0.01, 0.0).level == "ok"
+    assert _clock("a", None, 0.0).level == "unseen"
+    assert _clock("a", 3.0, 2.5).level == "ok", "the answer took five seconds"
+    behind = _clock("a", -3.0, 0.1)
     assert (behind.level, "-3000 ms" in behind.seen) == ("warning", True)
