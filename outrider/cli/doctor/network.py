@@ -1,6 +1,7 @@
 """From a name to a connection: DNS and TCP."""
 
 import asyncio
+import os
 import socket
 import time
 from dataclasses import dataclass
@@ -77,7 +78,9 @@ async def connects(endpoint: Endpoint) -> Finding:
         _, writer = await asyncio.open_connection(host, port)
     except OSError as error:
         advice = "start it, or correct the address; if it runs, look for a firewall or NetworkPolicy between"
-        return not_from_here(endpoint, "tcp", f"does not connect: {error.strerror or error}", advice)
+        return not_from_here(
+            endpoint, "tcp", f"does not connect: {os.strerror(error.errno) if error.errno else error}", advice
+        )
     writer.close()
     return ok("tcp", endpoint.name, f"connects in {1e3 * (time.perf_counter() - began):.1f} ms")
 

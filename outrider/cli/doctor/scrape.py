@@ -1,6 +1,7 @@
 """Whether a metrics endpoint answers, with metrics of ours."""
 
 import asyncio
+import http.client
 import urllib.error
 import urllib.request
 
@@ -21,6 +22,8 @@ def _scrape(address: str, seconds: float) -> Finding:
             text = answer.read(_LONGEST).decode(errors="replace")
     except urllib.error.HTTPError as error:
         return broken("metrics", subject, f"GET /metrics is answered with {error.code}", _ADVICE)
+    except http.client.HTTPException:
+        return broken("metrics", subject, "it answers, and does not speak HTTP", _ADVICE)
     except (OSError, ValueError) as error:
         return broken("metrics", subject, f"GET /metrics is not answered: {getattr(error, 'reason', error)}", _ADVICE)
     ours = {line.partition("{")[0].partition(" ")[0] for line in text.splitlines() if line.startswith("outrider_")}

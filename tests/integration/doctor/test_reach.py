@@ -142,7 +142,7 @@ async def test_a_port_where_nobody_listens() -> None:
     for told, level in ((False, Level.broken), (True, Level.unseen)):
         found = await connects(Endpoint("target", f"{HOST}:{free_port()}", told=told))
         assert (found.check, found.level) == ("tcp", level)
-        assert "does not connect" in found.seen
+        assert "does not connect: Connection refused" in found.seen
 
 
 @asynccontextmanager
@@ -248,5 +248,8 @@ async def test_metrics_endpoints() -> None:
             (found,) = await scraped(address, 10.0)
         assert words in found.seen
         assert (found.level is Level.ok) == (body == text)
+    async with speaking(b"SSH-2.0-OpenSSH_9.2\r\n", ends=True) as address:
+        (found,) = await scraped(address, 10.0)
+    assert (found.level, "does not speak HTTP" in found.seen) == (Level.broken, True)
     (found,) = await scraped(f"{HOST}:{free_port()}", 10.0)
     assert (found.level, "not answered" in found.seen) == (Level.broken, True)
