@@ -125,7 +125,7 @@ async def _orchestrator(settings: Settings, edge: _Edge) -> tuple[_Edge, list[Fi
 
     async def asked() -> list[Finding]:
         nonlocal info
-        tcp = await connects(edge.endpoint)
+        tcp = await connects(edge.endpoint, settings.seconds)
         if tcp.level is not Level.ok:
             return [tcp]
         spoken, tls = await agrees(edge.endpoint)
@@ -187,7 +187,7 @@ async def _worker(settings: Settings, endpoint: Endpoint) -> tuple[Worker | None
 
     async def asked() -> list[Finding]:
         nonlocal worker
-        worker, found = await services.worker(endpoint)
+        worker, found = await services.worker(endpoint, settings.seconds)
         return found
 
     found = await within(2 * settings.seconds, "reach", endpoint.name, asked())

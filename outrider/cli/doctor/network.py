@@ -70,17 +70,18 @@ async def looked_up(kind: str, source: str) -> tuple[list[str], list[Finding]]:
     return [f"[{each}]:{port}" if ":" in each else f"{each}:{port}" for each in hosts], [finding]
 
 
-async def connects(endpoint: Endpoint) -> Finding:
-    """Whether TCP does."""
+async def connects(endpoint: Endpoint, seconds: float) -> Finding:
+    """Whether TCP does within so many seconds."""
     host, port = endpoint.split
     began = time.perf_counter()
     try:
-        _, writer = await asyncio.open_connection(host, port)
-    except OSError as error:
+        async with asyncio.timeout(seconds):
+            _, writer = await asyncio.open_connection(host, port)
+    except OSError as error:  # TimeoutError is one
+        silent = f"no answer within {seconds:g} s" if isinstance(error, TimeoutError) else str(error)
+        why = os.strerror(error.errno) if error.errno else silent
         advice = "start it, or correct the address; if it runs, look for a firewall or NetworkPolicy between"
-        return not_from_here(
-            endpoint, "tcp", f"does not connect: {os.strerror(error.errno) if error.errno else error}", advice
-        )
+        return not_from_here(endpoint, "tcp", f"does not connect: {why}", advice)
     writer.close()
     return ok("tcp", endpoint.name, f"connects in {1e3 * (time.perf_counter() - began):.1f} ms")
 

@@ -125,9 +125,9 @@ def _pool(endpoint: Endpoint, info: OrchestratorServiceGetInfoResponse) -> list[
     return found
 
 
-async def worker(endpoint: Endpoint) -> tuple[Worker | None, list[Finding]]:
-    """(what it says of itself, what was found)."""
-    tcp = await connects(endpoint)
+async def worker(endpoint: Endpoint, seconds: float) -> tuple[Worker | None, list[Finding]]:
+    """(what it says of itself, what was found); its connection may take so many seconds."""
+    tcp = await connects(endpoint, seconds)
     if tcp.level != "ok":
         return None, [tcp]
     spoken, tls = await agrees(endpoint)

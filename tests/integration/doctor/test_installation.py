@@ -319,6 +319,6 @@ async def test_an_orchestrator_that_drains() -> None:
 
 async def test_what_a_worker_says_is_its_own() -> None:
     async with start_draft(draft_engine(), proposers="prompt_lookup,model") as running:
-        known, _ = await worker(Endpoint("draft", running.address))
+        known, _ = await worker(Endpoint("draft", running.address), SECONDS)
     assert known is not None
     assert known.proposers == ("prompt_lookup", "model")

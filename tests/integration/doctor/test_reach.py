@@ -1,8 +1,9 @@
 """`outrider doctor` tells apart why a connection does not come about: names, TCP, TLS of every kind of wrong."""
 
 import asyncio
+import socket
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import ExitStack, asynccontextmanager, contextmanager
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from threading import Thread
@@ -20,6 +21,7 @@ from tests.harness.certificates import CLIENT, DAY, SERVER, Authority, Mount
 from tests.harness.valkey import free_port
 
 HOST = "127.0.0.1"
+SECONDS = 30.0
 YEAR = 365 * DAY
 CA, STRANGER = Authority(), Authority("Stranger")
 
@@ -140,9 +142,30 @@ async def test_what_an_orchestrator_named_may_be_out_of_our_reach(name: str, tmp
 
 async def test_a_port_where_nobody_listens() -> None:
     for told, level in ((False, Level.broken), (True, Level.unseen)):
-        found = await connects(Endpoint("target", f"{HOST}:{free_port()}", told=told))
+        found = await connects(Endpoint("target", f"{HOST}:{free_port()}", told=told), SECONDS)
         assert (found.check, found.level) == ("tcp", level)
         assert "does not connect: Connection refused" in found.seen
+
+
+@contextmanager
+def black_hole() -> Iterator[str]:
+    """An address that answers no SYN, as behind a firewall: its queue of connections is full, and nobody takes any."""
+    with ExitStack() as stack:
+        server = stack.enter_context(socket.socket())
+        server.bind((HOST, 0))
+        server.listen(0)
+        for _ in range(4):
+            one = stack.enter_context(socket.socket())
+            one.setblocking(False)
+            one.connect_ex(server.getsockname())
+        yield f"{HOST}:{server.getsockname()[1]}"
+
+
+async def test_a_firewall_that_drops() -> None:
+    with black_hole() as address:
+        for told, level in ((False, Level.broken), (True, Level.unseen)):
+            found = await connects(Endpoint("target", address, told=told), 0.1)
+            assert (found.level, "no answer within 0.1 s" in found.seen) == (level, True)
 
 
 @asynccontextmanager
@@ -176,7 +199,7 @@ async def test_a_worker_that_is_connected_and_silent() -> None:
 
 
 async def _checks(endpoint: Endpoint) -> list[Finding]:
-    return (await worker(endpoint))[1]
+    return (await worker(endpoint, SECONDS))[1]
 
 
 async def test_names() -> None:
