@@ -38,8 +38,9 @@ lint: setup ## Check style, formatting, types and protos
 protos: setup ## Write the Python stubs of protos/ anew
 	$(PY) protos/generate.py
 
-docs: setup ## Write docs/configuration.md and docs/benchmark.schema.json anew
+docs: setup ## Write docs/configuration.md, docs/metrics.md and docs/benchmark.schema.json anew
 	$(PY) docs/configuration.py
+	$(PY) docs/metrics.py
 	$(PY) docs/schema.py
 
 clean: ## Remove what was installed, downloaded and cached
