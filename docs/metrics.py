@@ -78,7 +78,7 @@ def _row(instrument: Instrument) -> str:
 
 
 def _label(label: Label) -> str:
-    return f"`{label.prometheus_name}`: {', '.join(label.values) or label.bound}"
+    return f"`{label.prometheus_name}`: {', '.join(value or 'none' for value in label.values) or label.bound}"
 
 
 if __name__ == "__main__":

@@ -210,7 +210,9 @@ class DraftScheduler:
     def _measure(self) -> None:
         pages = [proposer.pages() for proposer in self._proposers.values()]
         sessions = sum(len(proposer.cache) for proposer in self._proposers.values())
-        self.load = EngineLoad(sessions, sum(used for used, _ in pages), sum(total for _, total in pages))
+        used, total = (sum(numbers) for numbers in zip(*pages, strict=True))
+        shared = sum(proposer.shared_pages() for proposer in self._proposers.values())
+        self.load = EngineLoad(sessions, used, total, shared)
 
 
 def _unknown_session() -> OutriderError:

@@ -16,6 +16,7 @@ from draft_service.scheduler import DraftScheduler
 from draft_service.stream import Stream
 from outrider import __version__
 from outrider.lm.engine import Engine, EngineInfo
+from outrider.lm.engine_load import EngineLoad
 from outrider.lm.grammars import SessionGrammars
 from outrider.lm.model_info import model_info
 from outrider.lm.warm_up import warm_up
@@ -64,6 +65,7 @@ class DraftService(draft_pb2_grpc.DraftServiceServicer):
             drained=self._drained,
         )
         draft_pb2_grpc.add_DraftServiceServicer_to_server(self, self.host.server.grpc)
+        self.host.watch(self._metrics, self.engine_load, lambda: self.pending)
 
     async def Draft(  # type: ignore[override]  # the reader/writer style: cancellation reaches one place
         self, request_iterator: AsyncIterator[draft_pb2.DraftRequest], context: Context
@@ -110,8 +112,8 @@ class DraftService(draft_pb2_grpc.DraftServiceServicer):
 
     @property
     def pending(self) -> int:
-        """Commands that the engine thread has not answered yet."""
-        return sum(stream.pending for stream in self._streams.values())
+        """Commands that the engine thread has not answered yet. May be asked for in any thread."""
+        return sum(stream.pending for stream in self._streams.copy().values())
 
     async def _read(self, stream: Stream, requests: AsyncIterator[draft_pb2.DraftRequest]) -> None:
         """Commands in order, until the peer half-closes, the call ends, or the worker drains."""
@@ -166,7 +168,11 @@ class DraftService(draft_pb2_grpc.DraftServiceServicer):
 
     def load(self) -> types_pb2.WorkerLoad:
         """How the worker stands at this moment."""
-        return self._scheduler.load.message(self.pending)
+        return self.engine_load().message(self.pending)
+
+    def engine_load(self) -> EngineLoad:
+        """How the engines stand; all 0 while they are not there. May be asked for in any thread."""
+        return self._scheduler.load if self.host.loaded else EngineLoad()
 
     # What the host calls.
 
@@ -200,6 +206,9 @@ class DraftService(draft_pb2_grpc.DraftServiceServicer):
         for answer in answers:
             if answer.job is not None:
                 self._metrics.shipped(len(answer.job.tokens), PROPOSER_NAMES[answer.job.law.kind])
+                if not answer.ahead and answer.job.first_pass_at is not None:
+                    # A block that was there when it was asked for waited for nothing.
+                    self._metrics.waited(max(0.0, answer.job.first_pass_at - answer.job.ask.arrived_at))
 
     def _fail_pending(self, error: OutriderError) -> None:
         for stream in self._streams.values():

@@ -4,6 +4,7 @@ import asyncio
 import logging
 import os
 import sys
+from functools import partial
 
 import torch
 
@@ -20,6 +21,7 @@ from outrider.net.address import is_loopback
 from outrider.net.channel import MAX_REQUEST_BYTES
 from outrider.net.server import Server, run_until_signal
 from outrider.net.tokens import KeysError, RequireToken
+from outrider.observe.export import exported
 from outrider.process import STARTUP_ERRORS, announce, run_process, started
 from outrider.v1 import orchestrator_pb2_grpc
 
@@ -32,11 +34,17 @@ FLUSH_SECONDS = 1.0
 
 async def serve(config: OrchestratorConfig) -> int:
     """Runs until SIGTERM or SIGINT; returns the exit code."""
+    make = partial(Metrics, model=config.tokenizer)
+    async with exported("outrider-orchestrator", config.metrics_address, make) as metrics:
+        return await _serve(config, metrics)
+
+
+async def _serve(config: OrchestratorConfig, metrics: Metrics) -> int:
     torch.set_num_threads(1)
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     tenants, store = _tenants(config), _open(config)
     await store.ping()
-    orchestrator = Orchestrator(config, load_tokenizer(config.tokenizer), store, Metrics(), tenants=tenants)
+    orchestrator = Orchestrator(config, load_tokenizer(config.tokenizer), store, metrics, tenants=tenants)
     server = Server(SERVICE_NAME, max_receive_bytes=MAX_REQUEST_BYTES, interceptors=_authentication(config))
     tenant_of = by_metadata(config.tenant_metadata) if config.tenant_metadata else by_token
     servicer = OrchestratorServicer(orchestrator, tenant_of)

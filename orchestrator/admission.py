@@ -172,6 +172,7 @@ class Admission:
         self.tokens -= demand.tokens
         # What was not generated the tenant has not had.
         self._correct(tenant, place.generated - demand.output)
+        self._metrics.served(self._known.label(tenant.name), place.generated)
         self._throughput.ended(now)
         tenant.throughput.ended(now)
         if not self.sessions:
@@ -208,7 +209,7 @@ class Admission:
 
     def _too_much(self, tenant: Tenant, why: str) -> OutriderError:
         """The error of a request of the tenant."""
-        self._metrics.refused()
+        self._metrics.refused(self._known.label(tenant.name))
         expected = self._expected_wait(tenant, _now()) or _UNKNOWN_RETRY
         retry_after = min(max(expected, _LEAST_RETRY), _LONGEST_RETRY)
         limits = f"the limits are {self._config.max_sessions} and {self._config.max_running_tokens}"

@@ -148,6 +148,7 @@ class Batcher:
         send: one Verify call; raises OutriderError when the call as a whole failed.
         pace: what calls take, as measured by others; the time between them is measured here.
         max_items: most items of one call.
+        waited: told how long each item that was answered waited for its call, in seconds.
         calls_in_flight: calls that the worker may hold at once: one that it computes and one that waits for it.
         prefills_in_flight: calls with a long prefix that the worker may hold at once.
 
@@ -161,11 +162,12 @@ class Batcher:
         send: Send,
         pace: Pace,
         *,
+        waited: Callable[[float], None] = lambda _: None,
         max_items: int = 256,
         calls_in_flight: int = 2,
         prefills_in_flight: int = 8,
     ) -> None:
-        self._send = send
+        self._send, self._waited = send, waited
         self._short = _Lane(max_items, calls_in_flight)
         self._long = _Lane(1, prefills_in_flight)
         self._calls: set[asyncio.Task[None]] = set()
@@ -196,6 +198,16 @@ class Batcher:
             if waiting.call is not None:
                 waiting.call.leave()
             raise
+
+    @property
+    def waiting(self) -> int:
+        """Items that wait for a call."""
+        return len(self._short.waiting) + len(self._long.waiting)
+
+    @property
+    def in_flight(self) -> int:
+        """Items in calls that are not answered."""
+        return len(self._under_way)
 
     async def answered(self, session_id: str, within: float) -> None:
         """Returns when no call is under way that holds an item of the session, at the latest after `within` seconds.
@@ -270,12 +282,12 @@ class Batcher:
         began = asyncio.get_running_loop().time()
         left = max(waiting.caller.deadline for waiting in batch) - began
         try:
-            _deliver(batch, await self._send([waiting.item for waiting in batch], left), began)
+            _deliver(batch, await self._send([waiting.item for waiting in batch], left), began, self._waited)
         except OutriderError as error:
             _fail([waiting.future for waiting in batch], error)
 
 
-def _deliver(batch: list[_Waiting], response: VerifyResponse, began: float) -> None:
+def _deliver(batch: list[_Waiting], response: VerifyResponse, began: float, waited: Callable[[float], None]) -> None:
     """Pairs results with items by position, and checks that they are about the same round."""
     results = list(response.results)
     for index, waiting in enumerate(batch):
@@ -290,6 +302,7 @@ def _deliver(batch: list[_Waiting], response: VerifyResponse, began: float) -> N
         else:
             _bound(result.timing)
             result.timing.queue_micros += int((began - waiting.since) * 1e6)
+            waited(began - waiting.since)
             future.set_result(result)
 
 

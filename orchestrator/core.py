@@ -15,6 +15,7 @@ from orchestrator.config import OrchestratorConfig
 from orchestrator.discovery import Resolve, parse_sources, resolve
 from orchestrator.drafting import Drafting
 from orchestrator.ending import finish_reason
+from orchestrator.gauges import watch
 from orchestrator.judge import Judge
 from orchestrator.links.draft import DraftLink
 from orchestrator.links.target import TargetLink
@@ -29,6 +30,7 @@ from orchestrator.session import Session
 from orchestrator.shortfalls import Shortfalls
 from orchestrator.store import fence
 from orchestrator.store.base import RUNNING, SessionRecord, SessionStore, StoreError, StoreUnavailable
+from orchestrator.store.metered import MeteredStore
 from orchestrator.tenants import ANYONE, Caller, Tenants
 from orchestrator.text.detokenizer import Spelling
 from orchestrator.text.output import Output
@@ -67,7 +69,7 @@ class Orchestrator:
         self._resolve = resolve
         self.tenants = tenants or Tenants()
         self.admission = Admission(config, self.tenants, metrics)
-        self.store = store
+        self.store = store = MeteredStore(store, metrics.stored)
         self.targets = TargetPool()
         self.drafts = DraftPool(config.draft_hedge)
         self.shortfalls = Shortfalls(self.targets, self.drafts, config.max_lookahead)
@@ -86,13 +88,14 @@ class Orchestrator:
     def start(self) -> None:
         """Starts connecting to the workers."""
         config, vocabulary, changed = self.config, self._vocabulary, self._links_changed
-        discarded = self.services.metrics.discarded
+        metrics = self.services.metrics
+        watch(metrics.instruments, self.admission, self.targets, self.drafts)
 
         def target(address: str) -> TargetLink:
-            return TargetLink(address, vocabulary, config.verify_timeout, changed, self._target_tls)
+            return TargetLink(address, vocabulary, config.verify_timeout, changed, self._target_tls, metrics.batched)
 
         def draft(address: str) -> DraftLink:
-            return DraftLink(address, vocabulary, changed, discarded, self._draft_tls)
+            return DraftLink(address, vocabulary, changed, metrics.discarded, self._draft_tls)
 
         self.targets.follow(parse_sources(config.targets), target, self._resolve)
         self.drafts.follow(parse_sources(config.drafts), draft, self._resolve)
@@ -171,7 +174,8 @@ class Orchestrator:
         except Exception as error:
             reason = finish_reason(error, resumable=resumable)
             if reason == orchestrator_pb2.FINISH_REASON_ERROR:
-                log.warning("session %s has failed: %s", left.plan.session_id, error)
+                session_id = left.plan.session_id
+                log.warning("session %s has failed: %s", session_id, error, extra={"session_id": session_id})
             ending = self._end(session, reason)
             if not isinstance(error, StoreUnavailable):
                 # Once the client has its status, GetSession says the same.
@@ -213,7 +217,8 @@ class Orchestrator:
             if not plan.resumable:
                 await self.store.finish(plan.session_id, FIRST_EPOCH, orchestrator_pb2.FINISH_REASON_CANCELLED)
         except StoreError as error:
-            log.info("session %s was not stored or could not be ended: %s", plan.session_id, error)
+            name = plan.session_id
+            log.info("session %s was not stored or could not be ended: %s", name, error, extra={"session_id": name})
 
     def _as_left(self, plan: GenerationPlan, record: SessionRecord) -> Replay:
         output = Output(plan.stop, self._spelling, plan.prompt)
@@ -233,6 +238,7 @@ class Orchestrator:
 
         Returns the second as a task.
         """
+        self.services.metrics.session_ended(session.drafted, session.accepted)
         self._in_background(session.close())
         return self._in_background(self._finish(session, reason))
 
@@ -243,7 +249,8 @@ class Orchestrator:
             await self.store.finish(session.plan.session_id, session.epoch, reason)
         except StoreError as error:
             # The session's time-to-live ends it.
-            log.warning("session %s could not be ended in the store: %s", session.plan.session_id, error)
+            name = session.plan.session_id
+            log.warning("session %s could not be ended in the store: %s", name, error, extra={"session_id": name})
 
     async def _off_loop(self, work: Callable[..., T], *arguments: object) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._planner, work, *arguments)

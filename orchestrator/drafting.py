@@ -398,7 +398,7 @@ class Drafting:
     def _switch_off(self, reason: Reason) -> Reason:
         """No block for the rest of the session."""
         self._off = reason
-        self._metrics.speculation_disabled(PlainReason.Name(reason))
+        self._metrics.speculation_disabled(reason)
         self.close()
         return reason
 

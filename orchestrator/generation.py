@@ -6,6 +6,7 @@ from typing import Any, TypeVar
 
 from orchestrator.choices import number_of_choices
 from orchestrator.core import Orchestrator
+from orchestrator.latency import RequestTimes
 from orchestrator.names import new_id, owned
 from orchestrator.places import Demand, Place
 from orchestrator.replay import Replay
@@ -37,11 +38,15 @@ class GenerationCall:
     Args:
         running: where its sessions can be stopped.
         send: writes one message to the client; never called twice at a time.
+        times: of the request.
         caller: for whom.
     """
 
-    def __init__(self, orchestrator: Orchestrator, running: Running, send: Send, caller: Caller = ANYONE) -> None:
+    def __init__(
+        self, orchestrator: Orchestrator, running: Running, send: Send, times: RequestTimes, caller: Caller = ANYONE
+    ) -> None:
         self._orchestrator, self._running, self._send, self._caller = orchestrator, running, send, caller
+        self._times = times
         self._choices = 1
         self._by_token = self._resumable = False
         self._place: Place | None = None
@@ -135,15 +140,18 @@ class GenerationCall:
         await self._write_tokens(0, replay_response(left))
 
     async def _rounds(self, number: int, session: Session) -> None:
-        finished = False
+        finished, before = False, session.output.generated
         try:
             while not finished:
                 emission, stats = await run_round(session, self._orchestrator.services)
+                generated = session.output.generated - before
+                self._times.emitted(number, generated)
                 if self._place is not None:
                     self._place.generated += len(emission.tokens)
                 await self._write_tokens(number, round_response(session, emission, stats))
                 self._tell_prompt()
                 finished = emission.finish is not None
+            self._times.generated(number, len(session.plan.prompt), generated)
         finally:
             # At once: another owner in this process may begin before the session is closed.
             session.drop_ahead()

@@ -47,8 +47,8 @@ async def run_round(session: Session, services: Services) -> tuple[Emission, Rou
         await score_ahead(session)  # the next round's draft and verify meanwhile: dropped when the commit fails
     await commit(session, kept, services.store, stats)
 
-    session.rounds += 1
-    services.metrics.round(stats, len(kept.tokens), session.plan.acceptance)
+    session.count(stats)
+    services.metrics.round(stats, len(kept.tokens), plan.acceptance, outcome.origin)
     return session.output.emit(kept), stats  # emit
 
 

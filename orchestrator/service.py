@@ -11,6 +11,7 @@ from google.protobuf.timestamp_pb2 import Timestamp
 
 from orchestrator.core import Orchestrator
 from orchestrator.generation import GenerationCall
+from orchestrator.latency import CHAT, COMPLETION, RESUME, RequestTimes
 from orchestrator.names import owned, told
 from orchestrator.running import Running, being_cancelled, interrupted
 from orchestrator.store.base import FINISHED
@@ -67,24 +68,28 @@ class OrchestratorServicer(orchestrator_pb2_grpc.OrchestratorServiceServicer):
         self, request: GenerateRequest, context: "grpc.aio.ServicerContext[GenerateRequest, GenerateResponse]"
     ) -> None:
         """Streams one generation, or n of them."""
-        await self._stream(lambda call: call.run(request), context)
+        operation = CHAT if request.HasField("chat") else COMPLETION
+        await self._stream(operation, lambda call: call.run(request), context)
 
     async def Resume(  # type: ignore[override]
         self, request: ResumeRequest, context: "grpc.aio.ServicerContext[ResumeRequest, GenerateResponse]"
     ) -> None:
         """Streams the rest of a generation."""
-        await self._stream(lambda call: call.resume(request.session_id, request.offset), context)
+        await self._stream(RESUME, lambda call: call.resume(request.session_id, request.offset), context)
 
     async def _stream(
         self,
+        operation: str,
         work: Callable[[GenerationCall], Coroutine[Any, Any, None]],
         context: "grpc.aio.ServicerContext[Any, GenerateResponse]",
     ) -> None:
         """Runs a call to its end, or to its status."""
         try:
-            if self._draining:
-                raise _draining()
-            await work(GenerationCall(self._orchestrator, self.running, context.write, self._caller(context)))
+            with RequestTimes(self._orchestrator.services.metrics, operation) as times:
+                if self._draining:
+                    raise _draining()
+                call = GenerationCall(self._orchestrator, self.running, context.write, times, self._caller(context))
+                await work(call)
         except OutriderError as error:
             await abort(context, error)  # type: ignore[arg-type]
         except asyncio.CancelledError:

@@ -32,6 +32,7 @@ class Session:
         output: which tokens become text.
         grammar: where the output stands in its language; None without one.
         rounds: rounds run.
+        drafted, accepted: draft tokens of these that were verified, and those that were kept.
         ahead: the next round's block and rows, where they are made while this round's commit is under way.
     """
 
@@ -54,7 +55,7 @@ class Session:
         self.verifying = verifying
         self.lookahead = lookahead
         self.grammar = grammar
-        self.rounds = 0
+        self.rounds = self.drafted = self.accepted = 0
         self.ahead: asyncio.Task[Scored] | None = None
         self._advanced_at = 0.0
 
@@ -98,6 +99,12 @@ class Session:
             self.drafting.ask(self.tokens, min(self._room(), self.verifying.longest_block))
             if self.lookahead.alone or self.lookahead.probing:
                 self.verifying.away()
+
+    def count(self, stats: RoundStats) -> None:
+        """A round was committed."""
+        self.rounds += 1
+        self.drafted += stats.drafted
+        self.accepted += stats.accepted
 
     def _learn(self, stats: RoundStats, tokens: int) -> None:
         """Tells the lookahead control of the round; one with a prompt says nothing about those without."""

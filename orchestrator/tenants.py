@@ -12,6 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from outrider.net.errors import invalid_field
 from outrider.net.tokens import tenant
+from outrider.observe.catalogue import UNLISTED
 
 MAX_NAME = 128
 # A bucket whose size is not given holds what comes in so many seconds.
@@ -90,6 +91,10 @@ class Tenants(BaseModel):
     def limits(self, name: str) -> TenantLimits:
         """What the tenant may take."""
         return self.tenants.get(name, self.default)
+
+    def label(self, name: str) -> str:
+        """The tenant in metrics: callers may have any names, and only those of the file are told apart."""
+        return name if name in self.tenants else UNLISTED
 
 
 def load_tenants(path: str) -> Tenants:

@@ -3,9 +3,10 @@
 from collections.abc import Sequence
 from typing import Literal, TypeVar
 
-from pydantic import Field, ValidationError
+from pydantic import Field, ValidationError, field_validator
 from pydantic_settings import BaseSettings, CliApp, SettingsConfigDict, SettingsError
 
+from outrider.net.address import host_and_port
 from outrider.net.tls import TlsFiles
 
 
@@ -29,9 +30,18 @@ class ServiceConfig(BaseSettings):
     port: int = Field(0, ge=0, le=65_535, description="port to listen on; 0 chooses a free one")
     grace: float = Field(10.0, ge=0, le=3_600, description="seconds that running work may take after SIGTERM")
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="least severe record to log")
+    log_format: Literal["text", "json"] = Field("text", description="a line of text, or a JSON object a line")
+    metrics_address: str = Field("", description="HOST:PORT to serve Prometheus metrics on (metrics.md); none: nowhere")
     tls_cert: str = Field("", description="PEM file with the certificate to serve with; none: plain text")
     tls_key: str = Field("", description="PEM file with its key")
     tls_ca: str = Field("", description="PEM file with the CA of clients; those without a certificate are refused")
+
+    @field_validator("metrics_address")
+    @classmethod
+    def _address(cls, value: str) -> str:
+        if value:
+            host_and_port(value)
+        return value
 
     @property
     def tls(self) -> TlsFiles:

@@ -9,9 +9,11 @@ from enum import Enum
 from typing import Generic, TypeVar
 
 from outrider.config import WorkerConfig
+from outrider.lm.engine_load import EngineLoad
 from outrider.lm.engine_thread import EngineThread, Scheduler
 from outrider.net.errors import OutriderError
 from outrider.net.server import Server, until_signal
+from outrider.observe.metrics import WorkerMetrics
 from outrider.process import started
 from outrider.v1 import types_pb2
 
@@ -82,6 +84,16 @@ class WorkerHost(Generic[Command, Result]):
                 return OutriderError(types_pb2.ERROR_REASON_DRAINING, "the worker is shutting down")
             case State.STUCK | State.FAILED:
                 return OutriderError(types_pb2.ERROR_REASON_ENGINE_FAILED, f"the engine thread is {self.state.value}")
+
+    def watch(self, metrics: WorkerMetrics, load: Callable[[], EngineLoad], queue: Callable[[], float]) -> None:
+        """Lets the worker be seen."""
+        metrics.watch(
+            state=lambda: self.state.value,
+            turn_age=self.thread.stuck_seconds,
+            load=load,
+            queue=queue,
+            token_budget=self._config.token_budget,
+        )
 
     async def start(self) -> int:
         """Binds; returns the port. Health answers NOT_SERVING from here on. Raises PortInUse, TlsError."""

@@ -62,7 +62,7 @@ class TargetScheduler:
         )
         # Steady-state decoding feeds the last committed token and the block.
         short = config.max_lookahead + 1
-        self._runner = PassRunner(engine, self._cache, budget=config.token_budget, short=short)
+        self._runner = PassRunner(engine, self._cache, budget=config.token_budget, short=short, counts=metrics)
         self._numbers = count()
         self._finished: list[Job] = []
         self.load = EngineLoad()
@@ -90,9 +90,7 @@ class TargetScheduler:
     def step(self) -> list[Job]:
         """One pass over the first job of every session. Returns the jobs that it finished."""
         running = [(job, job.work) for job in (queue[0] for queue in self._queues.values()) if job.work is not None]
-        passes, positions = self._runner.passes, self._runner.positions
         refused = self._runner.run([work for _, work in running])
-        self._metrics.passed(self._runner.passes - passes, self._runner.positions - positions)
         if refused is not None:
             self._refuse(next(job for job, work in running if work is refused))
         self._score([(job, work) for job, work in running if work is not refused and work.remaining == 0])
@@ -206,4 +204,4 @@ class TargetScheduler:
         return finished
 
     def _measure(self) -> None:
-        self.load = EngineLoad(len(self._cache), *self._engine.pages())
+        self.load = EngineLoad(len(self._cache), *self._engine.pages(), self._engine.shared_pages())

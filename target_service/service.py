@@ -8,6 +8,7 @@ import grpc
 
 from outrider import __version__
 from outrider.lm.engine import Engine
+from outrider.lm.engine_load import EngineLoad
 from outrider.lm.model_info import model_info
 from outrider.lm.warm_up import warm_up
 from outrider.net.answers import MAX_ROWS_BYTES, row_bytes
@@ -52,6 +53,7 @@ class TargetService(target_pb2_grpc.TargetServiceServicer):
             drained=self._drained,
         )
         target_pb2_grpc.add_TargetServiceServicer_to_server(self, self.host.server.grpc)
+        self.host.watch(self._metrics, self.engine_load, lambda: self.queued)
 
     async def Verify(self, request: target_pb2.VerifyRequest, context: Context) -> target_pb2.VerifyResponse:
         """Scores a batch; see target.proto."""
@@ -103,8 +105,8 @@ class TargetService(target_pb2_grpc.TargetServiceServicer):
 
     @property
     def queued(self) -> int:
-        """Items that wait for the engine thread."""
-        return sum(call.unfinished for call in self._calls)
+        """Items that wait for the engine thread. May be asked for in any thread."""
+        return sum(call.unfinished for call in self._calls.copy())
 
     def _admit_call(self, request: target_pb2.VerifyRequest) -> None:
         """Raises OutriderError when no item of the call can be served."""
@@ -146,6 +148,9 @@ class TargetService(target_pb2_grpc.TargetServiceServicer):
 
     def _response(self, call: Call) -> target_pb2.VerifyResponse:
         self._metrics.answered(_reason(entry) for entry in call.entries)
+        for job in call.jobs:
+            if job.work is not None and job.work.first_pass_at is not None:
+                self._metrics.waited(job.work.first_pass_at - job.arrived_at)
         return target_pb2.VerifyResponse(results=call.results(), load=self.load())
 
     def _close(self, call: Call) -> None:
@@ -161,7 +166,11 @@ class TargetService(target_pb2_grpc.TargetServiceServicer):
 
     def load(self) -> types_pb2.WorkerLoad:
         """How the worker stands at this moment."""
-        return self._scheduler.load.message(self.queued)
+        return self.engine_load().message(self.queued)
+
+    def engine_load(self) -> EngineLoad:
+        """How the engine stands; all 0 while it is not there. May be asked for in any thread."""
+        return self._scheduler.load if self.host.loaded else EngineLoad()
 
     # What the host calls.
 

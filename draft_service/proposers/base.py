@@ -24,3 +24,6 @@ class BlockProposer(Protocol):
 
     def pages(self) -> tuple[int, int]:
         """(used, total) KV pages."""
+
+    def shared_pages(self) -> int:
+        """KV pages that more than one session holds."""

@@ -38,6 +38,10 @@ class CopyingProposer:
         """(0, 0): no KV cache."""
         return 0, 0
 
+    def shared_pages(self) -> int:
+        """0: no KV cache."""
+        return 0
+
     def step(self, jobs: Sequence[Job]) -> None:
         """Finishes every job: a whole block, or a shorter one, or an empty one."""
         for job in jobs:

@@ -55,7 +55,7 @@ class ModelProposer:
         self._engine, self._cache, self._metrics = engine, cache, metrics
         self._runners_up = runners_up
         # A step of a running chain is one token; after a round it also catches up on what was committed meanwhile.
-        self._runner = PassRunner(engine, cache, budget=budget, short=MAX_LOOKAHEAD + 1, spare=spare)
+        self._runner = PassRunner(engine, cache, budget=budget, short=MAX_LOOKAHEAD + 1, spare=spare, counts=metrics)
 
     @property
     def cache(self) -> SessionCache[Key]:
@@ -71,14 +71,16 @@ class ModelProposer:
         """The engine's."""
         return self._engine.pages()
 
+    def shared_pages(self) -> int:
+        """The engine's."""
+        return self._engine.shared_pages()
+
     def step(self, jobs: Sequence[Job]) -> None:
         """One pass; every chain whose row came gets its next token. Work ahead takes no KV page from a session."""
         steps = [(job, self._work(job)) for job in jobs]
         waiting = [work for _, work in steps if work.remaining]
-        passes, positions = self._runner.passes, self._runner.positions
         displace = not any(job.ahead for job in jobs)
         refused = self._runner.run(waiting, displace=displace) if waiting else None
-        self._metrics.passed(self._runner.passes - passes, self._runner.positions - positions)
         for job, work in steps:
             if work is refused:
                 job.failed = _no_page(job)

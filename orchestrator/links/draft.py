@@ -132,6 +132,12 @@ class DraftLink(Link):
             self._forget(command.session_id)
         return future
 
+    @property
+    def awaited(self) -> int:
+        """Commands that are not answered. May be asked for in any thread."""
+        answers = [session.answer for session in self._told.copy().values()]
+        return sum(answer is not None and not answer.done() for answer in answers)
+
     def pushed(self, session_id: str, epoch: int, tokens: TokenBuffer) -> tuple[DraftEvent | None, int]:
         """(the block that was pushed for exactly these committed tokens, bytes of those that were for others): none of
         them is held any longer.

@@ -51,6 +51,7 @@ class TargetLink(Link):
         vocabulary: of the orchestrator's tokenizer.
         verify_timeout: deadline of one Verify call, in seconds.
         changed: called whenever `usable` may have changed.
+        batched: told how long each item waited for its call, in seconds.
     """
 
     kind = "target"
@@ -62,11 +63,12 @@ class TargetLink(Link):
         verify_timeout: float,
         changed: Callable[[], None],
         tls: ClientTls | None = None,
+        batched: Callable[[float], None] = lambda _: None,
     ) -> None:
         super().__init__(address, vocabulary, changed, tls)
         self._verify_timeout = verify_timeout
         self.costs = TargetCosts()
-        self._batcher = Batcher(self._send, self.costs)
+        self._batcher = Batcher(self._send, self.costs, waited=batched)
         self._releases: set[asyncio.Task[None]] = set()
         self._verifying: dict[str, asyncio.Future[None]] = {}
         # Sessions that left and could not be released, with their epochs.
@@ -88,6 +90,11 @@ class TargetLink(Link):
         finally:
             del self._verifying[item.session_id]
             answered.set_result(None)
+
+    @property
+    def queued(self) -> tuple[int, int]:
+        """(items that wait for the next call, items in calls that are not answered)."""
+        return self._batcher.waiting, self._batcher.in_flight
 
     def away(self, session_id: str) -> None:
         """The session's next block will take its time."""

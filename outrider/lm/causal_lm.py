@@ -50,6 +50,10 @@ class CausalLm:
         """(used, total) pages; a page that is cached but held by no sequence counts as unused."""
         return self._pool.used, self._pool.total
 
+    def shared_pages(self) -> int:
+        """Pages that more than one sequence holds."""
+        return self._pool.shared_count
+
     def forward(self, segments: Sequence[Segment]) -> list[torch.Tensor]:
         """Appends every segment's tokens to its sequence in one pass.
 

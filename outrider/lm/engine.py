@@ -98,3 +98,6 @@ class Engine(Protocol):
 
     def pages(self) -> tuple[int, int]:
         """(used, total) pages of the KV cache; (0, 0) without one."""
+
+    def shared_pages(self) -> int:
+        """Pages of the KV cache that more than one sequence holds."""

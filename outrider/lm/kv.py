@@ -20,11 +20,15 @@ class PagePool:
 
     A page is free, held (one or more holders), or cached (no holder, but found by its digest). Cached pages are
     evicted least recently released first.
+
+    Attributes:
+        shared_count: pages with more than one holder.
     """
 
     def __init__(self, total: int, page_size: int) -> None:
         self.total = total
         self.page_size = page_size
+        self.shared_count = 0
         self._holders = [0] * total
         self._free = list(range(total - 1, -1, -1))
         self._cached: OrderedDict[int, None] = OrderedDict()
@@ -56,11 +60,13 @@ class PagePool:
         """Adds a holder to a held or cached page."""
         self._cached.pop(page, None)
         self._holders[page] += 1
+        self.shared_count += self._holders[page] == 2
 
     def release(self, pages: Iterable[int]) -> None:
         """Removes one holder from each page; give the last page of a sequence first, so that it is evicted first."""
         for page in pages:
             self._holders[page] -= 1
+            self.shared_count -= self._holders[page] == 1
             if self._holders[page] == 0:
                 if page in self._digest_of:
                     self._cached[page] = None

@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
@@ -89,6 +89,16 @@ def _fill(works: list[Work], room: int, *, split: bool) -> list[Piece]:
     return pieces
 
 
+class PassCounts(Protocol):
+    """What is told of passes."""
+
+    def passed(self, items: int, positions: int, seconds: float, budget: int) -> None:
+        """One pass, of at most `budget` positions."""
+
+    def opened(self, tokens: int, held: int) -> None:
+        """A sequence was opened for so many tokens, the state of so many of which the engine had."""
+
+
 class PassRunner:
     """Runs passes on one engine, making room in its KV cache where needed.
 
@@ -98,6 +108,7 @@ class PassRunner:
         budget: positions of one pass.
         short: works of at most this many remaining positions are decode.
         spare: frees what nobody waits for, before anything else is; False when there is nothing.
+        counts: told of every pass.
     """
 
     def __init__(
@@ -108,10 +119,10 @@ class PassRunner:
         budget: int,
         short: int,
         spare: Callable[[], bool] = lambda: False,
+        counts: PassCounts | None = None,
     ) -> None:
         self._engine, self._cache, self._budget, self._short, self._spare = engine, cache, budget, short, spare
-        self.passes = 0
-        self.positions = 0
+        self._counts = counts
 
     def run(self, works: Sequence[Work], *, displace: bool = True) -> Work | None:
         """One pass over some of the works, which must all have remaining positions.
@@ -148,10 +159,11 @@ class PassRunner:
         if outputs[0].device.type != "cpu":
             # The values are needed next anyway; without this the pass would seem to take no time.
             torch.accelerator.synchronize(outputs[0].device)
-        micros = int((time.monotonic() - began) * 1e6)
+        seconds = time.monotonic() - began
+        micros = int(seconds * 1e6)
         positions = sum(len(segment.tokens) for segment in segments)
-        self.passes += 1
-        self.positions += positions
+        if self._counts is not None:
+            self._counts.passed(len(segments), positions, seconds, self._budget)
         for piece, segment, rows in zip(pieces, segments, outputs, strict=True):
             work = piece.work
             if segment.rows:
@@ -166,7 +178,10 @@ class PassRunner:
         work, session = piece.work, piece.work.session
         if session.sequence is None:
             # Up to the first row that is wanted: the engine may know everything before it from other sessions.
-            session.sequence = self._engine.open(session.tokens[: min(work.first_row + 1, work.goal)].copy())
+            tokens = session.tokens[: min(work.first_row + 1, work.goal)].copy()
+            session.sequence = self._engine.open(tokens)
+            if self._counts is not None:
+                self._counts.opened(len(tokens), session.sequence.length)
         start = session.cached
         stop = min(start + piece.positions, work.goal)
         return Segment(

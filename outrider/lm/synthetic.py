@@ -107,6 +107,10 @@ class SyntheticEngine:
         """(0, 0): no KV cache."""
         return 0, 0
 
+    def shared_pages(self) -> int:
+        """0: no KV cache."""
+        return 0
+
     def _sleep(self, segments: Sequence[Segment]) -> None:
         spec, positions = self._spec, sum(len(segment.tokens) for segment in segments)
         seconds = spec.pass_ms / 1e3 + (len(segments) * spec.item_us + positions * spec.position_us) / 1e6

@@ -14,6 +14,18 @@ def parse_addresses(text: str) -> list[str]:
     return addresses
 
 
+def host_and_port(address: str) -> tuple[str, int]:
+    """Where to listen, as HOST:PORT says; port 0 chooses a free one, and IPv6 hosts stand in brackets.
+
+    Raises ValueError when it is no such address.
+    """
+    host, _, port = address.rpartition(":")
+    bare = host[1:-1] if host.startswith("[") and host.endswith("]") else host
+    if not bare or (":" in bare) != (bare != host) or not (port.isascii() and port.isdigit() and int(port) < 65_536):
+        raise ValueError(f"{address!r} is not HOST:PORT")
+    return bare, int(port)
+
+
 def is_loopback(host: str) -> bool:
     """Whether what is sent to a host stays on this machine."""
     try:

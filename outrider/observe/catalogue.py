@@ -34,7 +34,7 @@ TARGET_INFO = "target_info"
 
 @dataclass(frozen=True)
 class Label:
-    """One label.
+    """One label; an empty value is none.
 
     Attributes:
         name: as an OpenTelemetry attribute; Prometheus has underscores for dots.
@@ -120,7 +120,8 @@ OUTCOME = Label("outcome", ("ready", "begun", "missed"))
 OPERATION = Label("gen_ai.operation.name", ("chat", "text_completion", "resume"))
 PROVIDER = Label("gen_ai.provider.name", ("outrider",))
 MODEL = Label("gen_ai.request.model", bound="the one that the orchestrator was started with")
-ERROR = Label("error.type", bound="reasons of this package and names of gRPC codes; empty where there was no error")
+CANCELLED = "CANCELLED"
+ERROR = Label("error.type", ("", CANCELLED, *names(types_pb2.ErrorReason.keys(), "ERROR_REASON_")[1:]))
 TOKEN_TYPE = Label("gen_ai.token.type", ("input", "output"))
 _GEN_AI = (OPERATION, PROVIDER, MODEL)
 
@@ -338,9 +339,7 @@ _LOOP = (
         (),
         (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0),
     ),
-    Instrument(
-        "outrider.event_loop.stalled", "gauge", "s", "For how long the event loop has not moved; 0 while it does", EVERY
-    ),
+    Instrument("outrider.event_loop.stalled", "gauge", "s", "By how much the event loop is late at this moment", EVERY),
 )
 
 CATALOGUE: tuple[Instrument, ...] = (*_ROUNDS, *_REQUESTS, *_ORCHESTRATOR_STATE, *_WORKERS, *_DRAFT, *_LOOP)

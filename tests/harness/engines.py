@@ -100,6 +100,9 @@ class ScriptedEngine:
     def pages(self) -> tuple[int, int]:
         return self._used(), self._pages
 
+    def shared_pages(self) -> int:
+        return 0
+
     def hold(self) -> None:
         """The next pass (and the one that runs) waits until `let_go`."""
         self._may_run.clear()

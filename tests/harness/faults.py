@@ -83,6 +83,9 @@ class HookedEngine:
     def pages(self) -> tuple[int, int]:
         return self._engine.pages()
 
+    def shared_pages(self) -> int:
+        return self._engine.shared_pages()
+
     def forward(self, segments: Sequence[Segment]) -> list[torch.Tensor]:
         self.passes += 1
         self.in_pass.set()

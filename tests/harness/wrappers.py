@@ -45,6 +45,9 @@ class ChangedEngine:
     def pages(self) -> tuple[int, int]:
         return self._inner.pages()
 
+    def shared_pages(self) -> int:
+        return self._inner.shared_pages()
+
 
 def always_wrong(inner: Engine) -> ChangedEngine:
     """Says what the inner engine thinks least of: greedily, never what that one says."""
@@ -106,6 +109,9 @@ class RecordingEngine:
     def pages(self) -> tuple[int, int]:
         return self._inner.pages()
 
+    def shared_pages(self) -> int:
+        return self._inner.shared_pages()
+
 
 class OneTokenEngine:
     """Says one token whatever it is fed, for nothing: with a token that nobody says, a draft that is always wrong."""
@@ -130,3 +136,6 @@ class OneTokenEngine:
 
     def pages(self) -> tuple[int, int]:
         return 0, 0
+
+    def shared_pages(self) -> int:
+        return 0

@@ -207,7 +207,7 @@ async def test_k3_non_finite_logits_fail_their_session_alone() -> None:
         again = await stream.ask(advance_command("sick", [3, 3, 1], 3))
         assert draft_error(again).reason == reason("SESSION_NOT_FOUND")
         assert counted(reader, "outrider.draft.non_finite_logits") == 1
-        assert counted(reader, "outrider.draft.tokens") == 3
+        assert counted(reader, "outrider.draft.shipped_tokens") == 3
 
 
 async def test_no_page_for_a_sequence_fails_it_alone() -> None:

@@ -287,7 +287,7 @@ async def test_e1_beyond_the_drafts_context_the_target_goes_on_alone(lookahead: 
         assert within
         assert all(each.drafted == min(lookahead, 64 - each.base_length) for each in within)
         assert {each.plain_reason for each in beyond} == {PLAIN_REASON_DRAFT_CONTEXT}
-        assert system.meters.count("outrider.speculation_disabled", reason="PLAIN_REASON_DRAFT_CONTEXT") == 1
+        assert system.meters.count("outrider.speculation_disabled", reason="DRAFT_CONTEXT") == 1
         # The draft is well: it let the session go, and serves the next one.
         assert system.draft is not None
         await system.draft.until_sessions(0)

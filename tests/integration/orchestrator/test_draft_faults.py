@@ -405,7 +405,7 @@ async def test_i2_a_late_block_is_counted_once() -> None:
             late = [one for one in generation.rounds if one.plain_reason == LATE]
             assert len(late) == 3
             found = counters.read()
-            assert found["outrider.rounds{PLAIN_REASON_DRAFT_LATE}"] == 3
+            assert found["outrider.rounds{DRAFT_LATE}"] == 3
             assert found["outrider.draft_discarded"] == 2
             assert model.passes == 0
 

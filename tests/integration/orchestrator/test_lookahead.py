@@ -119,7 +119,7 @@ async def test_f2_where_blocks_do_not_pay_nothing_is_sent_but_probes_and_rounds_
             PLAIN_REASON_DRAFT_PREFILL,
             PLAIN_REASON_LAST_TOKEN,
         }
-        assert system.meters.count("outrider.rounds", reason="PLAIN_REASON_NO_GAIN") > 300
+        assert system.meters.count("outrider.rounds", reason="NO_GAIN") > 300
 
 
 async def test_f3_a_draft_that_was_left_alone_for_long_is_right_again_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
