@@ -6,7 +6,7 @@ A round costs some microseconds here: nothing is allocated for it, and nothing i
 from opentelemetry.metrics import MeterProvider
 
 from orchestrator.stats import RoundStats
-from outrider.observe.catalogue import BLOCK, names
+from outrider.observe.catalogue import BLOCK, UNLISTED, names
 from outrider.observe.instruments import Instruments
 from outrider.v1.orchestrator_pb2 import Acceptance, PlainReason, TokenOrigin
 
@@ -39,8 +39,8 @@ class Metrics:
         self._drafts = counter("outrider.drafts")
         self._drafted = counter("outrider.draft_tokens")
         self._accepted = counter("outrider.accepted_tokens")
-        self._drafted_at = counter("outrider.draft_tokens_by_position")
-        self._accepted_at = counter("outrider.accepted_tokens_by_position")
+        self._drafted_at = self.instruments.position_counter("outrider.draft_tokens_by_position")
+        self._accepted_at = self.instruments.position_counter("outrider.accepted_tokens_by_position")
         self._emitted = counter("outrider.emitted_tokens")
         self._trimmed = counter("outrider.trimmed_tokens")
         self._ahead = counter("outrider.drafted_ahead_tokens")
@@ -70,6 +70,8 @@ class Metrics:
         self._first_token = histogram("gen_ai.server.time_to_first_token")
         self._per_token = histogram("gen_ai.server.time_per_output_token")
         self._usage = histogram("gen_ai.client.token.usage")
+        for counter_of_tenants in (self._refused, self._tenant_tokens):
+            counter_of_tenants.add(0, UNLISTED)
 
     def round(
         self,
@@ -92,10 +94,8 @@ class Metrics:
             self._accepted.add(accepted, rule)
             self._ahead.add(stats.drafted_ahead, rule)
             self._ready.add(stats.block_ready, rule)
-            for position in range(drafted):
-                self._drafted_at.add(1, position)
-            for position in range(accepted):
-                self._accepted_at.add(1, position)
+            self._drafted_at.add(drafted)
+            self._accepted_at.add(accepted)
         self._wire.add(stats.wire_bytes, rule)
         self._emitted.add(min(emitted, accepted), _ACCEPTED)
         self._emitted.add(emitted > accepted, _ORIGINS[origin])

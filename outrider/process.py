@@ -3,6 +3,7 @@
 import asyncio
 import atexit
 import gc
+import logging
 import sys
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, TypeVar
@@ -12,6 +13,8 @@ from outrider.lm.engine import ModelRefused
 from outrider.net.server import PortInUse
 from outrider.net.tls import TlsError
 from outrider.observe.logging import configure_logging
+
+log = logging.getLogger(__name__)
 
 Config = TypeVar("Config", bound=ServiceConfig)
 
@@ -43,17 +46,24 @@ def run_process(
 ) -> int:
     """Runs a service to its end and returns the exit code.
 
-    What an operator can put right becomes one `error: ...` line on stderr and exit code 2.
+    What an operator can put right becomes one `error: ...` line on stderr, or a record where these are JSON, and exit
+    code 2.
     """
     # The interpreter's last collection would look at every object of torch and transformers: most of a second.
     atexit.register(gc.freeze)
+    as_record = False
     try:
         config = parse_config(config_class, arguments)
-        configure_logging(config.log_level)
+        configure_logging(config.log_level, config.log_format)
+        as_record = config.log_format == "json"
         with asyncio.Runner(loop_factory=_loop_factory()) as runner:
             return runner.run(serve(config))
     except startup_errors as error:
-        print("error:", " ".join(str(error).split()), file=sys.stderr, flush=True)
+        sentence = " ".join(str(error).split())
+        if as_record:
+            log.critical("%s", sentence)
+        else:
+            print("error:", sentence, file=sys.stderr, flush=True)
         return 2
 
 

@@ -8,6 +8,7 @@ histograms: these are Prometheus collectors.
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import accumulate, product
+from typing import TypeVar
 
 from opentelemetry import metrics
 from opentelemetry.metrics import CallbackOptions, Observation
@@ -39,6 +40,28 @@ class Counter:
     def read(self, _: CallbackOptions) -> list[Observation]:
         """All series."""
         return _observations(self._names, self._sums.copy())
+
+
+class PositionCounter:
+    """A counter by position, of what comes in runs that all begin at position 0. One thread adds, any thread reads."""
+
+    def __init__(self, listed: Instrument) -> None:
+        (label,) = listed.labels
+        self._name = label.name
+        self._runs: dict[int, int] = {}
+
+    def add(self, length: int) -> None:
+        """Counts one at each of the first `length` positions."""
+        self._runs[length] = self._runs.get(length, 0) + 1
+
+    def read(self, _: CallbackOptions) -> list[Observation]:
+        """All series."""
+        runs = self._runs.copy()
+        positions = range(max(runs, default=0))
+        return [
+            Observation(sum(count for length, count in runs.items() if length > position), {self._name: position})
+            for position in positions
+        ]
 
 
 class Histogram:
@@ -73,6 +96,9 @@ class Histogram:
         return [0.0] * (len(self._listed.bounds) + 2)
 
 
+C = TypeVar("C", Counter, PositionCounter)
+
+
 class Instruments(Collector):
     """The instruments of one service, each as the catalogue lists it. As a Prometheus collector: its histograms.
 
@@ -87,10 +113,11 @@ class Instruments(Collector):
 
     def counter(self, name: str) -> Counter:
         """Raises KeyError when the service has no such counter."""
-        listed = self._find(name, "counter")
-        counter = Counter(listed)
-        self._meter.create_observable_counter(name, [counter.read], listed.unit, listed.meaning)
-        return counter
+        return self._counted(name, Counter)
+
+    def position_counter(self, name: str) -> PositionCounter:
+        """As `counter`, for one whose only label is a position."""
+        return self._counted(name, PositionCounter)
 
     def histogram(self, name: str) -> Histogram:
         """Raises KeyError when the service has no such histogram."""
@@ -116,6 +143,12 @@ class Instruments(Collector):
         """The histograms as Prometheus wants them."""
         for histogram in self._histograms:
             yield histogram.family()
+
+    def _counted(self, name: str, make: Callable[[Instrument], C]) -> C:
+        listed = self._find(name, "counter")
+        counter = make(listed)
+        self._meter.create_observable_counter(name, [counter.read], listed.unit, listed.meaning)
+        return counter
 
     def _find(self, name: str, kind: Kind) -> Instrument:
         listed = self._listed[name]
