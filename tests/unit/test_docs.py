@@ -3,6 +3,7 @@
 import importlib.util
 from types import ModuleType
 
+from outrider.observe.catalogue import series
 from tests.harness.processes import ROOT
 
 
@@ -18,6 +19,12 @@ def script(name: str) -> ModuleType:
 
 def test_configuration_page_has_every_setting() -> None:
     assert (ROOT / "docs" / "configuration.md").read_text() == script("configuration").page()
+
+
+def test_metrics_page_has_every_instrument_and_queries_that_exist() -> None:
+    metrics = script("metrics")
+    assert (ROOT / "docs" / "metrics.md").read_text() == metrics.page()
+    assert {name for _, *names in metrics.RECIPES for name in names} <= series()
 
 
 def test_schema_of_the_benchmark_report_is_that_of_its_classes() -> None:
