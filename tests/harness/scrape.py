@@ -1,5 +1,6 @@
 """A scrape as Prometheus reads it."""
 
+import asyncio
 import math
 import urllib.request
 from collections.abc import Callable
@@ -50,9 +51,8 @@ def scrape(address: str, accept: str = "text/plain") -> Scrape:
         return Scrape(answer.read().decode())
 
 
-def until(address: str, seen: Callable[[Scrape], bool]) -> Scrape:
-    """Asks until the answer is as wanted; for a thread. The test's own timeout ends it."""
-    while True:
-        answer = scrape(address)
-        if seen(answer):
-            return answer
+async def until(address: str, wanted: Callable[[Scrape], bool]) -> Scrape:
+    """Asks until the answer is as wanted; the test's own timeout ends it."""
+    while not wanted(answer := await asyncio.to_thread(scrape, address)):  # noqa: ASYNC110
+        await asyncio.sleep(0.05)
+    return answer

@@ -1,5 +1,6 @@
 """The endpoint: /metrics and nothing else, without the event loop's help."""
 
+import json
 import socket
 import urllib.error
 from collections.abc import AsyncIterator
@@ -12,6 +13,10 @@ from outrider.net.address import host_and_port
 from outrider.net.server import PortInUse
 from outrider.observe.export import Exporter, exported
 from outrider.observe.metrics import WorkerMetrics
+from outrider.process import run_process
+from target_service.__main__ import serve
+from target_service.config import TargetConfig
+from tests.harness.logs import restored_logging
 from tests.harness.scrape import scrape
 
 
@@ -81,6 +86,21 @@ def test_a_port_that_is_taken_is_named() -> None:
         address = f"127.0.0.1:{busy.getsockname()[1]}"
         with pytest.raises(PortInUse, match=f"cannot serve metrics on {address}: "):
             Exporter("test", address)
+
+
+@pytest.mark.parametrize("log_format", ["text", "json"])
+def test_a_service_that_cannot_serve_metrics_says_so_in_one_line(
+    log_format: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as busy, restored_logging():
+        address = f"127.0.0.1:{busy.getsockname()[1]}"
+        flags = ["--model", "synthetic:vocab_size=8", "--metrics-address", address, "--log-format", log_format]
+        assert run_process(TargetConfig, serve, flags) == 2
+    captured = capsys.readouterr()
+    (line,) = captured.err.splitlines()
+    message = json.loads(line)["message"] if log_format == "json" else line.removeprefix("error: ")
+    assert message.startswith(f"cannot serve metrics on {address}: ")
+    assert captured.out == ""
 
 
 @pytest.mark.parametrize(

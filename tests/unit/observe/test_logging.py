@@ -4,19 +4,16 @@ import json
 import logging
 import sys
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 import pytest
 from opentelemetry.sdk.trace import TracerProvider
 
 from outrider.observe.logging import configure_logging
+from tests.harness.logs import restored_logging
 
 
 def test_a_record_is_one_line_also_with_a_traceback(capsys: pytest.CaptureFixture[str]) -> None:
-    root = logging.getLogger()
-    handlers, level = root.handlers[:], root.level
-    try:
+    with restored_logging():
         configure_logging("info")
         log = logging.getLogger("some.part")
         log.debug("unseen")
@@ -24,8 +21,6 @@ def test_a_record_is_one_line_also_with_a_traceback(capsys: pytest.CaptureFixtur
             raise ValueError("first\nsecond")
         except ValueError:
             log.exception("it broke\nbadly\x1b[2J\x9b1m")
-    finally:
-        root.handlers, root.level = handlers, level
     captured = capsys.readouterr()
     assert captured.out == ""
     (line,) = captured.err.splitlines()
@@ -35,22 +30,11 @@ def test_a_record_is_one_line_also_with_a_traceback(capsys: pytest.CaptureFixtur
     assert line.split()[0].endswith("Z")
 
 
-@contextmanager
-def json_logs() -> Iterator[None]:
-    root = logging.getLogger()
-    before = root.handlers[:], root.level, sys.excepthook, threading.excepthook
-    try:
-        configure_logging("info", "json")
-        yield
-    finally:
-        logging.captureWarnings(False)
-        root.handlers, root.level, sys.excepthook, threading.excepthook = before
-
-
 def test_a_json_record_is_one_line_that_says_where_it_belongs(capsys: pytest.CaptureFixture[str]) -> None:
     provider = TracerProvider()
     log = logging.getLogger("some.part")
-    with json_logs():
+    with restored_logging():
+        configure_logging("info", "json")
         with provider.get_tracer("test").start_as_current_span("a span") as span:
             log.warning("of %s", 'a "peer"\n{"level": "forged"}\x1b\u2028\ud800', extra={"session_id": "one\ntwo"})
         log.info("outside")
@@ -72,7 +56,8 @@ def test_exceptions_are_json_also_where_nobody_caught_them(capsys: pytest.Captur
     def fail() -> None:
         raise ValueError("first\nsecond")
 
-    with json_logs():
+    with restored_logging():
+        configure_logging("info", "json")
         try:
             fail()
         except ValueError as error:
