@@ -15,7 +15,8 @@ _HEAD = """\
 With `--metrics-address HOST:PORT` (`OUTRIDER_METRICS_ADDRESS`) a service answers `GET /metrics` there in Prometheus'
 text format or in OpenMetrics, whichever the scraper asks for, from threads of its own: also while the engine or the
 event loop is stuck. Port 0 chooses a free one and logs it. Nothing else is served there, and it is served to anyone:
-bind it to an address that only the scraper reaches.
+bind it to an address that only the scraper reaches. `outrider up` hands the variable on to all that it starts: use port
+0 there.
 
 Numbers are raw; ratios are the query's work:
 

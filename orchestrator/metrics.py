@@ -24,7 +24,7 @@ class Metrics:
     """One per orchestrator, used by its event loop alone.
 
     Args:
-        provider: where the numbers go; the process's own by default.
+        provider: where the numbers go; None: nowhere.
         model: what requests are for.
 
     Attributes:

@@ -103,11 +103,12 @@ class Instruments(Collector):
     """The instruments of one service, each as the catalogue lists it. As a Prometheus collector: its histograms.
 
     Args:
-        provider: where counters and gauges go; by default the process's own, without which nobody reads them.
+        provider: where counters and gauges go; None: nowhere.
     """
 
     def __init__(self, service: Service, provider: metrics.MeterProvider | None = None) -> None:
-        self._meter = metrics.get_meter("outrider", __version__, meter_provider=provider)
+        # Not OpenTelemetry's global one: that keeps what was made before it is set, and with it whatever gauges read.
+        self._meter = (provider or metrics.NoOpMeterProvider()).get_meter("outrider", __version__)
         self._listed = of(service)
         self._histograms: list[Histogram] = []
 

@@ -15,7 +15,7 @@ class WorkerMetrics:
 
     Args:
         worker: "target" or "draft".
-        provider: where the numbers go; the process's own by default.
+        provider: where the numbers go; None: nowhere.
 
     Attributes:
         instruments: to be exported.
