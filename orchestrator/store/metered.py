@@ -19,14 +19,14 @@ class Stored(Protocol):
 
 
 class MeteredStore:
-    """A SessionStore around another one."""
+    """A SessionStore around another one, `inner`."""
 
     def __init__(self, store: SessionStore, stored: Stored) -> None:
-        self._store, self._stored = store, stored
+        self.inner, self._stored = store, stored
 
     async def create(self, record: SessionRecord) -> None:
         """As SessionStore.create."""
-        await self._timed("create", self._store.create(record))
+        await self._timed("create", self.inner.create(record))
 
     async def commit(
         self,
@@ -39,32 +39,32 @@ class MeteredStore:
         finish_reason: int = 0,
     ) -> None:
         """As SessionStore.commit."""
-        commit = self._store.commit(session_id, epoch, base_length, tokens, progress, finish_reason=finish_reason)
+        commit = self.inner.commit(session_id, epoch, base_length, tokens, progress, finish_reason=finish_reason)
         await self._timed("commit", commit)
 
     async def finish(self, session_id: str, epoch: int, finish_reason: int) -> None:
         """As SessionStore.finish."""
-        await self._timed("finish", self._store.finish(session_id, epoch, finish_reason))
+        await self._timed("finish", self.inner.finish(session_id, epoch, finish_reason))
 
     async def load(self, session_id: str) -> SessionRecord | None:
         """As SessionStore.load."""
-        return await self._timed("load", self._store.load(session_id))
+        return await self._timed("load", self.inner.load(session_id))
 
     async def take_over(self, session_id: str) -> SessionRecord:
         """As SessionStore.take_over."""
-        return await self._timed("take_over", self._store.take_over(session_id))
+        return await self._timed("take_over", self.inner.take_over(session_id))
 
     async def request_cancel(self, session_id: str) -> bool:
         """As SessionStore.request_cancel."""
-        return await self._timed("request_cancel", self._store.request_cancel(session_id))
+        return await self._timed("request_cancel", self.inner.request_cancel(session_id))
 
     async def ping(self) -> None:
         """As SessionStore.ping."""
-        await self._timed("ping", self._store.ping())
+        await self._timed("ping", self.inner.ping())
 
     async def close(self) -> None:
         """As SessionStore.close."""
-        await self._store.close()
+        await self.inner.close()
 
     async def _timed(self, operation: str, call: Awaitable[T]) -> T:
         began, failed = time.perf_counter(), False

@@ -194,7 +194,7 @@ async def test_h1_a_client_that_goes_while_its_session_is_stored_leaves_none_tha
         server.pause()
         client = Client(orchestrator, ask(PROMPT, session_id="gone"))
         await eventually(lambda: orchestrator.core.sessions == 1)
-        creating = orchestrator.core.store._client.connection_pool
+        creating = orchestrator.core.store.inner._client.connection_pool
         await eventually(lambda: len(creating._in_use_connections) == 1)
         client.cancel()
         await eventually(lambda: orchestrator.core.sessions == 0)
@@ -235,7 +235,7 @@ async def test_an_expired_session_ends_its_stream(server: ValkeyServer) -> None:
         client = Client(orchestrator, ask(PROMPT, max_tokens=LONG, session_id="expired"))
         await client.until_tokens(10)
         pool_keys = ("outrider:{expired}:state", "outrider:{expired}:tokens")
-        await orchestrator.core.store._client.delete(*pool_keys)
+        await orchestrator.core.store.inner._client.delete(*pool_keys)
         await refused(client.finish(), "SESSION_NOT_FOUND", grpc.StatusCode.NOT_FOUND)
         await refused(stored(orchestrator, "expired"), "SESSION_NOT_FOUND", grpc.StatusCode.NOT_FOUND)
 
@@ -243,7 +243,7 @@ async def test_an_expired_session_ends_its_stream(server: ValkeyServer) -> None:
 async def test_l6_a_damaged_session_is_an_error_of_its_own(server: ValkeyServer) -> None:
     async with over(server) as (orchestrator, _):
         await orchestrator.generate(ask(PROMPT, session_id="damaged"))
-        await orchestrator.core.store._client.set("outrider:{damaged}:tokens", b"abc")
+        await orchestrator.core.store.inner._client.set("outrider:{damaged}:tokens", b"abc")
         await refused(stored(orchestrator, "damaged"), "SESSION_CORRUPT", grpc.StatusCode.DATA_LOSS)
         assert (await orchestrator.generate(ask(PROMPT, temperature=0))).ids == greedy_output(PROMPT, 20)
 
