@@ -49,7 +49,7 @@ async def _serve(config: OrchestratorConfig, metrics: Metrics) -> int:
     tenant_of = by_metadata(config.tenant_metadata) if config.tenant_metadata else by_token
     servicer = OrchestratorServicer(orchestrator, tenant_of)
     orchestrator_pb2_grpc.add_OrchestratorServiceServicer_to_server(servicer, server.grpc)
-    announce(config.host, await server.start(config.host, config.port, config.tls))
+    announce(config.host, await server.start(config.host, config.port, config.tls, config.health_address))
     orchestrator.start()
     started()
     readiness = asyncio.create_task(keep_readiness(server, orchestrator))

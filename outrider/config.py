@@ -29,6 +29,9 @@ class ServiceConfig(BaseSettings):
     host: str = Field("127.0.0.1", min_length=1, description="address to listen on")
     port: int = Field(0, ge=0, le=65_535, description="port to listen on; 0 chooses a free one")
     grace: float = Field(10.0, ge=0, le=3_600, description="seconds that running work may take after SIGTERM")
+    health_address: str = Field(
+        "", description="HOST:PORT for health alone, in plain text: probes of Kubernetes speak no TLS; none: not apart"
+    )
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="least severe record to log")
     log_format: Literal["text", "json"] = Field("text", description="a line of text, or a JSON object a line")
     metrics_address: str = Field("", description="HOST:PORT to serve Prometheus metrics on (metrics.md); none: nowhere")
@@ -36,7 +39,7 @@ class ServiceConfig(BaseSettings):
     tls_key: str = Field("", description="PEM file with its key")
     tls_ca: str = Field("", description="PEM file with the CA of clients; those without a certificate are refused")
 
-    @field_validator("metrics_address")
+    @field_validator("health_address", "metrics_address")
     @classmethod
     def _address(cls, value: str) -> str:
         if value:

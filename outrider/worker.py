@@ -97,7 +97,8 @@ class WorkerHost(Generic[Command, Result]):
 
     async def start(self) -> int:
         """Binds; returns the port. Health answers NOT_SERVING from here on. Raises PortInUse, TlsError."""
-        return await self.server.start(self._config.host, self._config.port, self._config.tls)
+        config = self._config
+        return await self.server.start(config.host, config.port, config.tls, config.health_address)
 
     async def load(self) -> None:
         """Loads the engine and turns SERVING. Raises ModelRefused, or whatever the load raised."""
@@ -166,20 +167,24 @@ class WorkerHost(Generic[Command, Result]):
         self._fail_pending(OutriderError(types_pb2.ERROR_REASON_ENGINE_FAILED, "the engine thread died"))
 
     async def _watch_engine(self) -> None:
-        """Readiness follows the engine; a pass that takes too long ends what waits for it."""
+        """Readiness and liveness follow the engine; a pass that takes too long ends what waits for it."""
         while True:
             await asyncio.sleep(_WATCH_SECONDS)
             if self.state is State.FAILED:
-                await self.server.ready(False)
+                await self._tell(False)
                 return
             stuck = self.thread.stuck_seconds()
             if self.state is State.SERVING and stuck > self._config.stall_timeout:
                 log.error("the engine thread has been in one pass for %.0f s", stuck)
                 self.state = State.STUCK
-                await self.server.ready(False)
+                await self._tell(False)
                 message = f"the engine thread has been in one pass for {stuck:.0f} s"
                 self._fail_pending(OutriderError(types_pb2.ERROR_REASON_ENGINE_FAILED, message))
             elif self.state is State.STUCK and stuck < self._config.stall_timeout:
                 log.warning("the engine thread moves again")
                 self.state = State.SERVING
-                await self.server.ready()
+                await self._tell(True)
+
+    async def _tell(self, well: bool) -> None:
+        await self.server.ready(well)
+        await self.server.alive(well)

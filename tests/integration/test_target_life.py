@@ -9,6 +9,7 @@ from grpc_health.v1 import health_pb2
 
 from outrider.lm.engine import Engine, ModelRefused
 from outrider.net.errors import from_rpc_error
+from outrider.net.server import LIVENESS
 from tests.harness.engines import DEADLINE, ScriptedEngine, next_token_script
 from tests.harness.workers import RunningTarget, eventually, health_of, reason, rows_of, start_target, verify_item
 
@@ -29,9 +30,9 @@ async def fails_with(call: "asyncio.Future[object]", name: str) -> grpc.aio.AioR
     return failure.value
 
 
-async def until_health(target: RunningTarget, wanted: int) -> None:
+async def until_health(target: RunningTarget, wanted: int, service: str = "") -> None:
     async with asyncio.timeout(DEADLINE):
-        while await health_of(target.channel, target.service_name) != wanted:  # noqa: ASYNC110
+        while await health_of(target.channel, service or target.service_name) != wanted:  # noqa: ASYNC110
             await asyncio.sleep(0.01)
 
 
@@ -83,6 +84,7 @@ async def test_g7_an_engine_that_dies_ends_pending_calls_and_readiness() -> None
         await fails_with(waiting, "ENGINE_FAILED")
         await fails_with(target.call(verify_item("late", [1])), "ENGINE_FAILED")
         await until_health(target, NOT_SERVING)
+        await until_health(target, NOT_SERVING, LIVENESS)
 
 
 async def test_g7_a_pass_that_hangs_ends_pending_calls_until_it_moves_again() -> None:
@@ -91,9 +93,11 @@ async def test_g7_a_pass_that_hangs_ends_pending_calls_until_it_moves_again() ->
         model.hold()
         await fails_with(target.call(verify_item("s", [1])), "ENGINE_FAILED")
         assert await health_of(target.channel, target.service_name) == NOT_SERVING
+        await until_health(target, NOT_SERVING, LIVENESS)
         await fails_with(target.call(verify_item("late", [1])), "ENGINE_FAILED")
         model.let_go()
         await until_health(target, SERVING)
+        await until_health(target, SERVING, LIVENESS)
         rows_of((await target.verify(verify_item("s", [1])))[0], 1)
 
 
