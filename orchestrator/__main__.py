@@ -45,7 +45,12 @@ async def _serve(config: OrchestratorConfig, metrics: Metrics) -> int:
     tenants, store = _tenants(config), _open(config)
     await store.ping()
     orchestrator = Orchestrator(config, load_tokenizer(config.tokenizer), store, metrics, tenants=tenants)
-    server = Server(SERVICE_NAME, max_receive_bytes=MAX_REQUEST_BYTES, interceptors=_authentication(config))
+    server = Server(
+        SERVICE_NAME,
+        max_receive_bytes=MAX_REQUEST_BYTES,
+        interceptors=_authentication(config),
+        connection_age=config.connection_age,
+    )
     tenant_of = by_metadata(config.tenant_metadata) if config.tenant_metadata else by_token
     servicer = OrchestratorServicer(orchestrator, tenant_of)
     orchestrator_pb2_grpc.add_OrchestratorServiceServicer_to_server(servicer, server.grpc)

