@@ -212,6 +212,27 @@ def client_of(machine: Machine, built: Manifests, directory: Path) -> AsyncClien
     return AsyncClient(address, token=TOKEN, tls=ClientTls(str(authority), server_name="outrider-orchestrator"))
 
 
+async def doctor(machine: Machine, built: Manifests) -> tuple[int | None, str]:
+    """Exit code and words of the command that k8s/README.md says to run in an orchestrator's pod."""
+    pod = built.pod("orchestrator")
+    given = machine.environment(pod) | {"OUTRIDER_TOKEN": TOKEN}
+    given["OUTRIDER_ADDRESS"] = f"{HOST}:{machine.port('orchestrator', 7800)}"
+    command = ["-m", "outrider.cli.main", "doctor"]
+    if "OUTRIDER_TLS_CERT" in given:
+        command += ["--tls-ca", f"{machine.root(pod)}/etc/outrider/tls/ca.crt"]
+        command += ["--tls-server-name", "outrider-orchestrator"]
+    pipe = asyncio.subprocess.PIPE
+    running = await asyncio.create_subprocess_exec(
+        sys.executable, *command, stdout=pipe, stderr=asyncio.subprocess.STDOUT, env=given, cwd=ROOT
+    )
+    try:
+        out, _ = await asyncio.wait_for(running.communicate(), SECONDS)
+    finally:
+        with suppress(ProcessLookupError):
+            running.kill()
+    return running.returncode, out.decode()
+
+
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("components", [(), ("tls", "tokens")], ids=["cpu-demo", "cpu-demo+tls+tokens"])
 async def test_the_settings_of_a_deployment_work_together(components: tuple[str, ...], tmp_path: Path) -> None:
@@ -235,3 +256,5 @@ async def test_the_settings_of_a_deployment_work_together(components: tuple[str,
                 if scaler["spec"]["scaleTargetRef"]["name"] == pod.name:
                     for metric in (one["pods"]["metric"]["name"] for one in scaler["spec"]["metrics"] if "pods" in one):
                         assert f"\n{metric}{{" in page or f"\n{metric} " in page, (pod.name, metric)
+        code, words = await doctor(machine, built)
+        assert code == 0, words
