@@ -238,6 +238,7 @@ class Ahead:
             prefix_hash=0,
             lookahead=last.lookahead,
             law=None,
+            traceparent=last.traceparent,
         )
         limit = min(last.lookahead, self._context_length(answered) - session.length)
         return Job(expected, answered.law, session, limit, next(self._numbers), ahead=True)

@@ -1,7 +1,7 @@
 """The commands of a draft stream: from messages to what the engine thread takes."""
 
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -58,6 +58,7 @@ class Ask:
         tokens: the last committed tokens, ending at base_length; all of them in an Open.
         prefix_hash: of those before `tokens`; 0 in an Open.
         held: whether the sender has the block already: it was pushed to it.
+        traceparent: of the round that the block is for; empty where that is not traced.
     """
 
     key: Key
@@ -68,6 +69,7 @@ class Ask:
     lookahead: int
     law: SessionLaw | None
     held: bool = False
+    traceparent: str = ""
     arrived_at: float = field(default_factory=time.monotonic)
 
 
@@ -106,15 +108,16 @@ def parse_command(
     try:
         match message.WhichOneof("action"):
             case "open":
-                return _open(message.open, key, message.epoch, vocab_size, kinds)
+                ask = _open(message.open, key, message.epoch, vocab_size, kinds)
             case "advance":
-                return _advance(message.advance, key, message.epoch, vocab_size)
+                ask = _advance(message.advance, key, message.epoch, vocab_size)
             case "close":
                 return CloseSession(key, message.epoch)
             case _:
                 raise invalid_field("action is not set")
     except (ArrayError, ParamError) as error:
         raise invalid_field(str(error)) from error
+    return replace(ask, traceparent=message.traceparent) if message.traceparent else ask
 
 
 def _open(message: draft_pb2.Open, key: Key, epoch: int, vocab_size: int, kinds: tuple[Proposer.ValueType, ...]) -> Ask:

@@ -6,7 +6,7 @@ from draft_service.commands import Ask, Key, SessionLaw
 from outrider.law.masking import Words
 from outrider.law.noise import RoundNoise
 from outrider.law.sparse import Float32Array, Int32Array
-from outrider.lm.passes import Work
+from outrider.lm.passes import Pass, Work
 from outrider.lm.session_cache import Session
 from outrider.net.errors import OutriderError
 
@@ -31,6 +31,7 @@ class Job:
         bonus: the guess of what follows the block, when there was one.
         mask: the tokens that the session's language allows next, where a model is asked; None without a language.
         work: the positions of the present step; None between steps.
+        traced: the passes, where the command is traced.
         done: the block is complete.
         failed: why there will be none.
     """
@@ -50,6 +51,7 @@ class Job:
     bonus: "Job | None" = None
     mask: Words | None = None
     work: Work | None = None
+    traced: list[Pass] = field(default_factory=list)
     done: bool = False
     failed: OutriderError | None = None
     first_pass_at: float | None = None
@@ -103,12 +105,14 @@ class Answer:
         job: the finished block; None when there is an error, or when nothing is sent.
         error: why there is no block; None with a block, and when nothing is sent.
         ahead: the block answers no command: it is pushed.
+        superseded: a newer command took the place of this one.
     """
 
     ask: Ask
     job: Job | None = None
     error: OutriderError | None = None
     ahead: bool = False
+    superseded: bool = False
 
     @property
     def silent(self) -> bool:

@@ -188,7 +188,7 @@ class DraftScheduler:
         job = self._jobs.pop(key, None)
         if job is not None:
             self._metrics.superseded()
-            self._answers.append(Answer(job.ask))
+            self._answers.append(Answer(job.ask, superseded=True))
 
     def _drop(self, key: Key) -> None:
         self._ahead.drop(key)

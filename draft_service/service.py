@@ -14,6 +14,7 @@ from draft_service.config import PROPOSER_NAMES, DraftConfig
 from draft_service.job import Answer
 from draft_service.scheduler import DraftScheduler
 from draft_service.stream import Stream
+from draft_service.traced import drafted
 from outrider import __version__
 from outrider.lm.engine import Engine, EngineInfo
 from outrider.lm.engine_load import EngineLoad
@@ -23,6 +24,8 @@ from outrider.lm.warm_up import warm_up
 from outrider.net.bounds import MAX_COMMANDS, MAX_LOOKAHEAD
 from outrider.net.errors import OutriderError, abort, invalid_field, queue_full, reason_name
 from outrider.observe.metrics import DraftMetrics
+from outrider.observe.tracing import Spans
+from outrider.observe.worker_spans import WorkerSpans
 from outrider.v1 import draft_pb2, draft_pb2_grpc, types_pb2
 from outrider.v1.draft_pb2 import Proposer
 from outrider.worker import WorkerHost, loading_error
@@ -44,13 +47,19 @@ class DraftService(draft_pb2_grpc.DraftServiceServicer):
         config: settings.
         load_engines: loads the models; runs in the engine thread.
         metrics: where the numbers go.
+        spans: of what is traced; None traces nothing.
     """
 
     def __init__(
-        self, config: DraftConfig, load_engines: Callable[[], Engines], metrics: DraftMetrics | None = None
+        self,
+        config: DraftConfig,
+        load_engines: Callable[[], Engines],
+        metrics: DraftMetrics | None = None,
+        spans: Spans | None = None,
     ) -> None:
         self._config, self._load_engines = config, load_engines
         self._metrics = metrics or DraftMetrics()
+        self._spans = WorkerSpans(spans) if spans is not None else None
         self._streams: dict[int, Stream] = {}
         self._stream_count = 0
         self._pending = 0
@@ -198,6 +207,9 @@ class DraftService(draft_pb2_grpc.DraftServiceServicer):
             elif stream.read_all:
                 stream.finish_reading()
         self._count(answers)
+        if self._spans is not None:
+            for answer in answers:
+                self._spans.item(drafted(answer))
         for number, events in by_stream.items():
             self._streams[number].push(events)
 

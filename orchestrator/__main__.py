@@ -22,6 +22,8 @@ from outrider.net.channel import MAX_REQUEST_BYTES
 from outrider.net.server import Server, run_until_signal
 from outrider.net.tokens import KeysError, RequireToken
 from outrider.observe.export import exported
+from outrider.observe.otlp import traces
+from outrider.observe.tracing import Spans
 from outrider.process import STARTUP_ERRORS, announce, run_process, started
 from outrider.v1 import orchestrator_pb2_grpc
 
@@ -35,11 +37,14 @@ FLUSH_SECONDS = 1.0
 async def serve(config: OrchestratorConfig) -> int:
     """Runs until SIGTERM or SIGINT; returns the exit code."""
     make = partial(Metrics, model=config.tokenizer)
-    async with exported("outrider-orchestrator", config.metrics_address, make) as metrics:
-        return await _serve(config, metrics)
+    async with (
+        exported("outrider-orchestrator", config.metrics_address, make) as metrics,
+        traces("outrider-orchestrator") as spans,
+    ):
+        return await _serve(config, metrics, spans)
 
 
-async def _serve(config: OrchestratorConfig, metrics: Metrics) -> int:
+async def _serve(config: OrchestratorConfig, metrics: Metrics, spans: Spans | None) -> int:
     torch.set_num_threads(1)
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     tenants, store = _tenants(config), _open(config)
@@ -52,7 +57,7 @@ async def _serve(config: OrchestratorConfig, metrics: Metrics) -> int:
         connection_age=config.connection_age,
     )
     tenant_of = by_metadata(config.tenant_metadata) if config.tenant_metadata else by_token
-    servicer = OrchestratorServicer(orchestrator, tenant_of)
+    servicer = OrchestratorServicer(orchestrator, tenant_of, spans)
     orchestrator_pb2_grpc.add_OrchestratorServiceServicer_to_server(servicer, server.grpc)
     announce(config.host, await server.start(config.host, config.port, config.tls, config.health_address))
     orchestrator.start()

@@ -9,12 +9,14 @@ in one pass, from the tenant that was served least first.
 
 import asyncio
 import math
+import time
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
 from orchestrator.departures import Departures, Pace, Trip
 from orchestrator.fairness import Shares, in_turn
+from orchestrator.stats import Moments
 from orchestrator.tenants import ANYONE, Caller
 from outrider.net.answers import MAX_ROWS_BYTES
 from outrider.net.errors import OutriderError
@@ -60,6 +62,7 @@ class _Waiting:
         since: when it began to wait for a call.
         caller: for whom.
         rows: positions whose logits the answer holds.
+        moments: of its round.
         call: the one that it is in.
     """
 
@@ -68,6 +71,7 @@ class _Waiting:
     since: float
     caller: Caller
     rows: int
+    moments: Moments
     call: _Call | None = None
 
     @property
@@ -175,8 +179,11 @@ class Batcher:
         self._departures = Departures(pace, max_items)
         self.row_bytes = self.max_positions = 0
 
-    async def verify(self, item: VerifyItem, caller: Caller = ANYONE) -> VerifyResult:
+    async def verify(self, item: VerifyItem, caller: Caller = ANYONE, moments: Moments | None = None) -> VerifyResult:
         """The result of one item; its queue time is that here and at the worker together.
+
+        Args:
+            moments: told when it begins to wait for a call, and when that leaves.
 
         Raises OutriderError when its call failed; cancelling drops the item.
         """
@@ -184,7 +191,8 @@ class Batcher:
         lane = self._short if len(item.prefix_tokens) <= SHORT_ITEM_TOKENS * _BYTES_PER_TOKEN else self._long
         future: asyncio.Future[VerifyResult] = loop.create_future()
         rows = len(item.draft_tokens) // _BYTES_PER_TOKEN + 1 if item.row_format == ROW_FORMAT_LOGITS else 0
-        waiting = _Waiting(item, future, loop.time(), caller, rows)
+        waiting = _Waiting(item, future, loop.time(), caller, rows, moments or Moments())
+        waiting.moments.queued, waiting.moments.sent = time.perf_counter(), 0.0
         lane.add(waiting)
         self._departures.back(item.session_id, waiting.since)
         # Not at once: what other sessions add in this turn of the loop goes along.
@@ -259,9 +267,9 @@ class Batcher:
         batch = lane.take(MAX_ROWS_BYTES // (self.row_bytes or 1), self.max_positions or math.inf)
         trip = self._departures.left([each.item.session_id for each in batch], now) if lane is self._short else None
         task = asyncio.create_task(self._call(batch))
-        call = _Call(task, len(batch))
+        call, sent = _Call(task, len(batch)), time.perf_counter()
         for waiting in batch:
-            waiting.call = call
+            waiting.call, waiting.moments.sent = call, sent
             self._under_way[waiting.item.session_id] = task
         self._calls.add(task)
         task.add_done_callback(partial(self._returned, lane, batch, trip))

@@ -34,6 +34,7 @@ from orchestrator.store.metered import MeteredStore
 from orchestrator.tenants import ANYONE, Caller, Tenants
 from orchestrator.text.detokenizer import Spelling
 from orchestrator.text.output import Output
+from orchestrator.tracing import RequestTrace
 from orchestrator.turn import Turn
 from orchestrator.verifying import Verifying
 from outrider.law.audit import audit_each
@@ -231,7 +232,9 @@ class Orchestrator:
         verifying = Verifying(plan, name, epoch, self.targets, metrics, config.failover_timeout, vocab_size, caller)
         lookahead = SessionLookahead(plan.lookahead, verifying.costs, adaptive=plan.adaptive)
         drafting = Drafting(plan, epoch, self.drafts, lookahead, metrics, self._audits, config.draft_timeout, grammar)
-        return Session(plan, epoch, left.record.tokens, left.output, drafting, verifying, lookahead, grammar)
+        request = RequestTrace.current()
+        trace = request.session(plan) if request is not None else None
+        return Session(plan, epoch, left.record.tokens, left.output, drafting, verifying, lookahead, grammar, trace)
 
     def _end(self, session: Session, reason: "FinishReason.ValueType") -> "asyncio.Task[None]":
         """Frees the workers and ends the session in the store, which may be what failed: neither waits for the other.

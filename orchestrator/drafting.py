@@ -73,6 +73,9 @@ def no_block(reason: Reason) -> Proposal:
 class Drafting:
     """Blocks for one session.
 
+    Attributes:
+        traceparent: of the round whose block is asked for; empty where it is not traced.
+
     Args:
         lookahead: how long its blocks are.
         audits: of the blocks of all sessions.
@@ -91,6 +94,7 @@ class Drafting:
         timeout: float,
         grammar: SessionGrammar | None = None,
     ) -> None:
+        self.traceparent = ""
         self._plan = plan
         self._epoch = epoch
         self._pool = pool
@@ -147,9 +151,10 @@ class Drafting:
         self._moved_bytes = 0
         if self._pending is None:
             return no_block(self._reason)
+        stats.moments.lookahead = self._asked
         stats.block_ready = self._pending.done()
         if not stats.block_ready:
-            start = time.perf_counter()
+            start = stats.moments.draft_wait = time.perf_counter()
             if self._pool.hedges.open:
                 await self._hedge(stats)
             in_time = await self._came(self._pending, self._timeout - (time.perf_counter() - start))
@@ -241,8 +246,11 @@ class Drafting:
         if pushed is not None:
             self._told, self._pending = self._pending, _resolved(pushed)
 
+    def _new_command(self) -> DraftCommand:
+        return DraftCommand(session_id=self._plan.session_id, epoch=self._epoch, traceparent=self.traceparent)
+
     def _command(self, link: DraftLink, tokens: TokenBuffer, lookahead: int) -> DraftCommand:
-        command = DraftCommand(session_id=self._plan.session_id, epoch=self._epoch)
+        command = self._new_command()
         if self._incarnation != link.incarnation:
             self._incarnation = link.incarnation
             self._peer.lost()
@@ -292,7 +300,7 @@ class Drafting:
         stats: RoundStats,
     ) -> None:
         """Asks a second worker. When it is the first to answer with a block, it becomes the session's."""
-        command = DraftCommand(session_id=self._plan.session_id, epoch=self._epoch)
+        command = self._new_command()
         command.open.CopyFrom(self._open(tokens, self._asked))
         second = spare.request(command, tokens)
         stats.wire_bytes += command.ByteSize()

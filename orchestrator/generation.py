@@ -18,6 +18,7 @@ from orchestrator.session import Session
 from orchestrator.store import fence
 from orchestrator.store.base import SessionExists
 from orchestrator.tenants import ANYONE, Caller
+from orchestrator.tracing import RequestTrace
 from outrider.net.errors import OutriderError
 from outrider.net.tokens import tenant
 from outrider.v1 import types_pb2
@@ -82,6 +83,9 @@ class GenerationCall:
         async with admission.admitted(self._caller, Demand(1, 0, DEFAULT_MAX_TOKENS)) as place:
             self._place = place
             left = await self._orchestrator.take_over(session_id, offset)
+            request = RequestTrace.current()
+            if request is not None:
+                request.resumed(left.generated)
             self._by_token, self._resumable = left.plan.token_by_token, left.plan.resumable
             if left.running:
                 rest = left.plan.stop.max_tokens - left.generated

@@ -107,7 +107,7 @@ class Judge:
         grammar: SessionGrammar | None = None,
     ) -> tuple[Outcome, list[TokenLogprobs]]:
         """`decide` and `logprobs_of`, with their time in the statistics."""
-        start = time.perf_counter()
+        start = stats.moments.accept = time.perf_counter()
         if isinstance(verified.rows, torch.Tensor):
             loop = asyncio.get_running_loop()
             judged = await loop.run_in_executor(self._thread, _judge, plan, tokens, proposal, verified, grammar)

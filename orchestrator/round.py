@@ -48,6 +48,8 @@ async def run_round(session: Session, services: Services) -> tuple[Emission, Rou
     await commit(session, kept, services.store, stats)
 
     session.count(stats)
+    if session.trace is not None:
+        session.trace.committed(stats, kept, outcome.origin)
     services.metrics.round(stats, len(kept.tokens), plan.acceptance, outcome.origin)
     return session.output.emit(kept), stats  # emit
 
@@ -62,6 +64,8 @@ async def score_ahead(session: Session) -> None:
 async def scored(session: Session) -> Scored:
     """The block of a round and what the target says about it. Raises OutriderError."""
     stats = RoundStats(session.base_length)
+    if session.trace is not None:
+        session.trace.waits(stats)
     proposal = await session.drafting.block(stats)
     proposal, verified = await session.verifying.rows(session.tokens, proposal, stats)
     return proposal, verified, stats
@@ -77,7 +81,7 @@ def round_tokens(proposal: Proposal, outcome: Outcome, logprobs: Sequence[TokenL
 
 async def commit(session: Session, kept: Kept, store: SessionStore, stats: RoundStats) -> None:
     """Appends the round's tokens to the stored session, fenced by epoch and base length."""
-    start = time.perf_counter()
+    start = stats.moments.commit = time.perf_counter()
     reason = kept.finish.reason if kept.finish else 0
     await store.commit(session.plan.session_id, session.epoch, stats.base_length, kept.tokens, finish_reason=reason)
     stats.commit_micros = micros_since(start)

@@ -16,10 +16,12 @@ from orchestrator.names import owned, told
 from orchestrator.running import Running, being_cancelled, interrupted
 from orchestrator.store.base import FINISHED
 from orchestrator.tenants import Caller, TenantOf, by_token
+from orchestrator.tracing import traced
 from outrider import __version__
 from outrider.net.arrays import to_bytes
 from outrider.net.errors import OutriderError, abort
 from outrider.net.tokens import tenant
+from outrider.observe.tracing import Spans
 from outrider.v1 import orchestrator_pb2, orchestrator_pb2_grpc, types_pb2
 from outrider.v1.orchestrator_pb2 import (
     CancelSessionRequest,
@@ -46,10 +48,11 @@ class OrchestratorServicer(orchestrator_pb2_grpc.OrchestratorServiceServicer):
 
     Args:
         tenant_of: who a call is for.
+        spans: of what is traced; None traces nothing.
     """
 
-    def __init__(self, orchestrator: Orchestrator, tenant_of: TenantOf = by_token) -> None:
-        self._orchestrator, self._tenant_of = orchestrator, tenant_of
+    def __init__(self, orchestrator: Orchestrator, tenant_of: TenantOf = by_token, spans: Spans | None = None) -> None:
+        self._orchestrator, self._tenant_of, self._spans = orchestrator, tenant_of, spans
         self._draining = False
         self.running = Running()
 
@@ -85,7 +88,8 @@ class OrchestratorServicer(orchestrator_pb2_grpc.OrchestratorServiceServicer):
     ) -> None:
         """Runs a call to its end, or to its status."""
         try:
-            with RequestTimes(self._orchestrator.services.metrics, operation) as times:
+            metrics, metadata = self._orchestrator.services.metrics, context.invocation_metadata()
+            with RequestTimes(metrics, operation) as times, traced(self._spans, operation, metadata):
                 if self._draining:
                     raise _draining()
                 call = GenerationCall(self._orchestrator, self.running, context.write, times, self._caller(context))

@@ -11,6 +11,7 @@ from orchestrator.prefix import TokenBuffer
 from orchestrator.request import GenerationPlan
 from orchestrator.stats import RoundStats
 from orchestrator.text.output import Kept, Output
+from orchestrator.tracing import SessionTrace
 from orchestrator.verifying import Verified, Verifying
 from outrider.law.sparse import Int32Array
 from outrider.lm.grammars import SessionGrammar
@@ -33,6 +34,7 @@ class Session:
         grammar: where the output stands in its language; None without one.
         rounds: rounds run.
         drafted, accepted: draft tokens of these that were verified, and those that were kept.
+        trace: its spans; None where it is not traced.
         ahead: the next round's block and rows, where they are made while this round's commit is under way.
     """
 
@@ -46,6 +48,7 @@ class Session:
         verifying: Verifying,
         lookahead: SessionLookahead,
         grammar: SessionGrammar | None = None,
+        trace: SessionTrace | None = None,
     ) -> None:
         self.plan = plan
         self.epoch = epoch
@@ -55,12 +58,14 @@ class Session:
         self.verifying = verifying
         self.lookahead = lookahead
         self.grammar = grammar
+        self.trace = trace
         self.rounds = self.drafted = self.accepted = 0
         self.ahead: asyncio.Task[Scored] | None = None
         self._advanced_at = 0.0
 
     def begin(self) -> None:
         """Lets the draft worker cache the prompt while the target computes it."""
+        self._trace_next()
         self.drafting.warm_up(self.tokens)
 
     @property
@@ -96,6 +101,7 @@ class Session:
         if accepted:
             self.drafting.learned(min(agreed, self.base_length - 1))
         if kept.finish is None:
+            self._trace_next()
             self.drafting.ask(self.tokens, min(self._room(), self.verifying.longest_block))
             if self.lookahead.alone or self.lookahead.probing:
                 self.verifying.away()
@@ -105,6 +111,11 @@ class Session:
         self.rounds += 1
         self.drafted += stats.drafted
         self.accepted += stats.accepted
+
+    def _trace_next(self) -> None:
+        """The messages of the next round carry its spans."""
+        if self.trace is not None:
+            self.drafting.traceparent, self.verifying.traceparent = self.trace.next_round()
 
     def _learn(self, stats: RoundStats, tokens: int) -> None:
         """Tells the lookahead control of the round; one with a prompt says nothing about those without."""
@@ -129,5 +140,7 @@ class Session:
         if ahead is not None:
             # What it came to is nobody's any more; a Verify that was not sent yet never is.
             await asyncio.gather(ahead, return_exceptions=True)
+        if self.trace is not None:
+            self.trace.close()
         self.drafting.close()
         await self.verifying.close()

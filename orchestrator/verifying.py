@@ -30,7 +30,7 @@ from outrider.net.arrays import (
     to_bytes,
 )
 from outrider.net.bounds import MAX_LOOKAHEAD
-from outrider.net.errors import OutriderError, from_status
+from outrider.net.errors import OutriderError, from_status, reason_name
 from outrider.v1 import target_pb2, types_pb2
 from outrider.v1.target_pb2 import VerifyItem, VerifyResult
 
@@ -106,6 +106,9 @@ class _Patience:
 class Verifying:
     """Rows for one session.
 
+    Attributes:
+        traceparent: of the round that is verified; empty where it is not traced.
+
     Args:
         name: of the session at the targets.
         failover_timeout: how long one verify may look for a worker that answers, in seconds.
@@ -124,6 +127,7 @@ class Verifying:
         vocab_size: int,
         caller: Caller = ANYONE,
     ) -> None:
+        self.traceparent = ""
         self._plan = plan
         self._name = name
         self._epoch = epoch
@@ -146,11 +150,13 @@ class Verifying:
         one answered nonsense; or with the item's own reason (NON_FINITE_LOGITS, STALE_EPOCH, ...).
         """
         patience = _Patience(self._failover_timeout)
-        start = time.perf_counter()
+        start = stats.moments.verify = time.perf_counter()
         while True:
             try:
                 answer = await self._attempt(tokens, proposal, stats, patience)
             except OutriderError as error:
+                where = self._link.address if self._link is not None else ""
+                stats.moments.failures += ((time.perf_counter(), reason_name(error.reason), where),)
                 await self._recover(error, patience)
             else:
                 stats.verify_micros = micros_since(start)
@@ -187,7 +193,7 @@ class Verifying:
         link = await self._bound(tokens, patience)
         proposal = proposal.head(min(len(proposal.tokens), link.max_lookahead))
         item = self._item(tokens, proposal)
-        result = await link.verify(item, self._caller)
+        result = await link.verify(item, self._caller, stats.moments)
         stats.wire_bytes += item.ByteSize() + result.ByteSize()
         stats.target_passes += result.timing.passes
         stats.verify_forward_micros += result.timing.forward_micros
@@ -221,6 +227,7 @@ class Verifying:
             prefix_hash=prefix_hash,
             draft_tokens=to_bytes(proposal.tokens),
             row_format=self._plan.row_format,
+            traceparent=self.traceparent,
         )
         if self._plan.row_format == target_pb2.ROW_FORMAT_SUPPORT:
             item.support_sizes = to_bytes(proposal.law.sizes)

@@ -55,6 +55,7 @@ class Job:
         number: order of arrival in the engine thread.
         work: its positions; None before it began.
         outcome: the rows, or why there are none.
+        traceparent: of the round that it is part of; empty where that is not traced.
         masks: the tokens that the session's language allows, a row per row; None without one.
     """
 
@@ -74,6 +75,7 @@ class Job:
     work: Work | None = None
     outcome: Scored | OutriderError | None = None
     masks: Words | None = None
+    traceparent: str = ""
 
     @property
     def opens(self) -> bool:

@@ -142,7 +142,7 @@ class TargetScheduler:
         session.extend(job.draft_tokens)
         if job.needs_law and session.grammar is not None:
             job.masks = session.grammar.masks(session.tokens, job.base_length)
-        return Work(session, session.length, job.base_length - 1, job.number)
+        return Work(session, session.length, job.base_length - 1, job.number, traceparent=job.traceparent)
 
     def _remove(self, job: Job) -> None:
         """Takes a job out of its queue and lets the next one begin; no effect when it is not queued."""

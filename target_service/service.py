@@ -14,12 +14,15 @@ from outrider.lm.warm_up import warm_up
 from outrider.net.answers import MAX_ROWS_BYTES, row_bytes
 from outrider.net.errors import OutriderError, abort, invalid_field, queue_full, reason_name
 from outrider.observe.metrics import WorkerMetrics
+from outrider.observe.tracing import Spans
+from outrider.observe.worker_spans import WorkerSpans
 from outrider.v1 import target_pb2, target_pb2_grpc, types_pb2
 from outrider.worker import WorkerHost, loading_error
 from target_service.call import Call, Rejected
 from target_service.config import TargetConfig
 from target_service.job import Job, parse_item
 from target_service.scheduler import Cancel, Release, Submit, TargetCommand, TargetScheduler
+from target_service.traced import verified
 
 SERVICE_NAME = target_pb2.DESCRIPTOR.services_by_name["TargetService"].full_name
 MAX_ITEMS = 1024
@@ -34,13 +37,19 @@ class TargetService(target_pb2_grpc.TargetServiceServicer):
         config: settings.
         load_engine: loads the model; runs in the engine thread.
         metrics: where the numbers go.
+        spans: of what is traced; None traces nothing.
     """
 
     def __init__(
-        self, config: TargetConfig, load_engine: Callable[[], Engine], metrics: WorkerMetrics | None = None
+        self,
+        config: TargetConfig,
+        load_engine: Callable[[], Engine],
+        metrics: WorkerMetrics | None = None,
+        spans: Spans | None = None,
     ) -> None:
         self._config, self._load_engine = config, load_engine
         self._metrics = metrics or WorkerMetrics("target")
+        self._spans = WorkerSpans(spans) if spans is not None else None
         self._calls: set[Call] = set()
         self._idle = asyncio.Event()
         self._idle.set()
@@ -144,6 +153,8 @@ class TargetService(target_pb2_grpc.TargetServiceServicer):
         if item.session_id in seen:
             raise invalid_field(f"session_id {item.session_id!r} stands twice in one call")
         seen.add(item.session_id)
+        if self._spans is not None:
+            job.traceparent = item.traceparent
         return job
 
     def _response(self, call: Call) -> target_pb2.VerifyResponse:
@@ -184,6 +195,8 @@ class TargetService(target_pb2_grpc.TargetServiceServicer):
     def _deliver(self, jobs: list[Job]) -> None:
         for job in jobs:
             job.on_done()
+            if job.traceparent and self._spans is not None:
+                self._spans.item(verified(job))
 
     def _fail_pending(self, error: OutriderError) -> None:
         for call in self._calls:

@@ -92,12 +92,15 @@ class ModelProposer:
         """The positions of the job's present step; without a token wanted, those that are not cached yet."""
         if job.work is None:
             goal = job.session.length
-            job.work = Work(job.session, goal, goal - 1 if job.limit else goal, job.number)
+            job.work = Work(
+                job.session, goal, goal - 1 if job.limit else goal, job.number, traceparent=job.ask.traceparent
+            )
         return job.work
 
     def _finish_step(self, job: Job, work: Work) -> tuple[Job, list[torch.Tensor]]:
         job.forward_micros += work.forward_micros
         job.passes += work.passes
+        job.traced += work.traced
         job.first_pass_at = job.first_pass_at if job.first_pass_at is not None else work.first_pass_at
         job.work = None
         job.done = job.limit == 0

@@ -11,6 +11,7 @@ import grpc
 from outrider.client.access import Access
 from outrider.client.progress import ClientClosed, Progress, Told
 from outrider.client.request import Message, Options, make_request
+from outrider.client.tracing import GenerationSpan
 from outrider.net.channel import connect
 from outrider.net.tls import ClientTls
 from outrider.v1.orchestrator_pb2 import CancelSessionRequest, GenerateRequest, Token
@@ -120,27 +121,31 @@ class AsyncGeneration(Told):
         await self._tokens.aclose()
 
     async def _run(self) -> AsyncGenerator[Token, None]:
-        progress, metadata = self._progress, self._client.access.metadata
-        try:
-            while progress.finish is None:
-                stub, rest, left = self._client.stub(progress.address), progress.rest, progress.left
-                call = (
-                    stub.Generate(progress.request, timeout=left, metadata=metadata)
-                    if rest is None
-                    else stub.Resume(rest, timeout=left, metadata=metadata)
-                )
-                try:
-                    async for response in call:
-                        for token in progress.take(response):
-                            yield token
-                except grpc.aio.AioRpcError as error:
-                    await asyncio.sleep(progress.pause_after(error))
-                finally:
-                    call.cancel()
-        except (GeneratorExit, asyncio.CancelledError, TimeoutError):
-            if progress.unfinished:
-                await self._cancel()
-            raise
+        progress, span = self._progress, GenerationSpan(self._progress)
+        with span:
+            try:
+                while progress.finish is None:
+                    stub, rest, left = self._client.stub(progress.address), progress.rest, progress.left
+                    metadata = span.call(self._client.access.metadata)
+                    call = (
+                        stub.Generate(progress.request, timeout=left, metadata=metadata)
+                        if rest is None
+                        else stub.Resume(rest, timeout=left, metadata=metadata)
+                    )
+                    try:
+                        async for response in call:
+                            for token in progress.take(response):
+                                yield token
+                    except grpc.aio.AioRpcError as error:
+                        pause = progress.pause_after(error)
+                        span.lost(error)
+                        await asyncio.sleep(pause)
+                    finally:
+                        call.cancel()
+            except (GeneratorExit, asyncio.CancelledError, TimeoutError):
+                if progress.unfinished:
+                    await self._cancel()
+                raise
 
     async def _cancel(self) -> None:
         """Without an orchestrator that answers the session's time-to-live ends it."""

@@ -13,6 +13,7 @@ from outrider.client.access import Access
 from outrider.client.aio import CANCEL_SECONDS
 from outrider.client.progress import ClientClosed, Progress, Told
 from outrider.client.request import Message, Options, make_request
+from outrider.client.tracing import GenerationSpan
 from outrider.net.channel import connect_blocking
 from outrider.net.tls import ClientTls
 from outrider.v1.orchestrator_pb2 import CancelSessionRequest, GenerateRequest, Token
@@ -94,26 +95,30 @@ class Generation(Told):
         self._tokens.close()
 
     def _run(self) -> Generator[Token, None, None]:
-        progress, metadata = self._progress, self._client.access.metadata
-        try:
-            while progress.finish is None:
-                stub, rest, left = self._client.stub(progress.address), progress.rest, progress.left
-                call = (
-                    stub.Generate(progress.request, timeout=left, metadata=metadata)
-                    if rest is None
-                    else stub.Resume(rest, timeout=left, metadata=metadata)
-                )
-                try:
-                    for response in call:
-                        yield from progress.take(response)
-                except grpc.RpcError as error:
-                    time.sleep(progress.pause_after(error))
-                finally:
-                    call.cancel()
-        except (GeneratorExit, KeyboardInterrupt, TimeoutError):
-            if progress.unfinished:
-                self._cancel()
-            raise
+        progress, span = self._progress, GenerationSpan(self._progress)
+        with span:
+            try:
+                while progress.finish is None:
+                    stub, rest, left = self._client.stub(progress.address), progress.rest, progress.left
+                    metadata = span.call(self._client.access.metadata)
+                    call = (
+                        stub.Generate(progress.request, timeout=left, metadata=metadata)
+                        if rest is None
+                        else stub.Resume(rest, timeout=left, metadata=metadata)
+                    )
+                    try:
+                        for response in call:
+                            yield from progress.take(response)
+                    except grpc.RpcError as error:
+                        pause = progress.pause_after(error)
+                        span.lost(error)
+                        time.sleep(pause)
+                    finally:
+                        call.cancel()
+            except (GeneratorExit, KeyboardInterrupt, TimeoutError):
+                if progress.unfinished:
+                    self._cancel()
+                raise
 
     def _cancel(self) -> None:
         request = CancelSessionRequest(session_id=self.session_id)

@@ -6,12 +6,33 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import torch
+from opentelemetry.trace import SpanContext
 
 from outrider.lm.engine import Engine, OutOfPages, Segment
 from outrider.lm.session_cache import Session, SessionCache
 
 # The part of the budget kept for prompts while decoding alone would fill it: one in this many positions.
 _PREFILL_SHARE = 4
+
+
+@dataclass(eq=False)
+class Pass:
+    """A forward pass with work in it that is traced.
+
+    Attributes:
+        began: monotonic seconds.
+        micros: what it took.
+        items, positions: what it held.
+        traceparents: of the work in it that is traced.
+        span: of the pass, once it has one; of nobody's concern here.
+    """
+
+    began: float
+    micros: int
+    items: int
+    positions: int
+    traceparents: list[str]
+    span: SpanContext | None = None
 
 
 @dataclass(eq=False)
@@ -30,6 +51,8 @@ class Work:
         computed: positions computed for it.
         batch_items: pieces of work in the last of these passes.
         batch_positions: positions in the last of these passes.
+        traceparent: of the round; empty where it is not traced.
+        traced: the passes, where it is.
     """
 
     session: "Session[Any]"
@@ -43,6 +66,8 @@ class Work:
     computed: int = 0
     batch_items: int = 0
     batch_positions: int = 0
+    traceparent: str = ""
+    traced: list[Pass] = field(default_factory=list, repr=False)
 
     @property
     def remaining(self) -> int:
@@ -173,6 +198,11 @@ class PassRunner:
             work.passes += 1
             work.computed += len(segment.tokens)
             work.batch_items, work.batch_positions = len(segments), positions
+        traced = [piece.work for piece in pieces if piece.work.traceparent]
+        if traced:
+            this = Pass(began, micros, len(segments), positions, [work.traceparent for work in traced])
+            for work in traced:
+                work.traced.append(this)
 
     def _segment(self, piece: Piece) -> Segment:
         work, session = piece.work, piece.work.session

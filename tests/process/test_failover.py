@@ -2,7 +2,7 @@
 
 import asyncio
 import signal
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -49,17 +49,21 @@ class Replicas:
 
 
 @asynccontextmanager
-async def replicas(directory: Path) -> AsyncIterator[Replicas]:
+async def replicas(directory: Path, environment: Mapping[str, str] | None = None) -> AsyncIterator[Replicas]:
     with valkey_server(directory) as valkey:
         async with AsyncExitStack() as stack:
             workers = [
-                await stack.enter_async_context(running(service, "--model", model, "--port", "0"))
+                await stack.enter_async_context(
+                    running(service, "--model", model, "--port", "0", environment=environment)
+                )
                 for service, model in (("target_service", MODEL), ("draft_service", DRAFT))
             ]
             target, draft = [await worker.address() for worker in workers]
             flags = ("--targets", target, "--drafts", draft, "--tokenizer", MODEL, "--store", valkey.url)
             orchestrators = [
-                await stack.enter_async_context(running("orchestrator", *flags, "--port", "0", "--grace", "0.2"))
+                await stack.enter_async_context(
+                    running("orchestrator", *flags, "--port", "0", "--grace", "0.2", environment=environment)
+                )
                 for _ in range(2)
             ]
             addresses = [await one.address() for one in orchestrators]
