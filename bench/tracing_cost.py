@@ -25,8 +25,9 @@ import numpy as np
 
 from bench.wire_bytes import service, until_linked
 from outrider.net.channel import connect
-from outrider.v1.orchestrator_pb2 import GenerateRequest, SamplingParams, Speculation, StopConditions, TokenIds
+from outrider.v1.orchestrator_pb2 import GenerateRequest, Speculation, StopConditions, TokenIds
 from outrider.v1.orchestrator_pb2_grpc import OrchestratorServiceStub
+from outrider.v1.types_pb2 import SamplingParams
 
 TARGET, DRAFT = "synthetic:vocab_size=64,seed=5,pass_ms={},", "synthetic:vocab_size=64,seed=5,noise=0.5"
 DEAD = {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:1"}
