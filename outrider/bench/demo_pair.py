@@ -3,13 +3,13 @@
 from collections.abc import Mapping
 
 from outrider.bench.services import Drafted
-from outrider.cli.demo import EARLY_EXIT_LAYERS
+from outrider.cli.demo import demo_draft
 from outrider.cli.demo_prompts import PROMPTS
 from outrider.cli.options import ProposerName
 from outrider.cli.system import SystemOptions
 from outrider.cli.weights import fetch
 
-PROPOSERS = (ProposerName.early_exit, ProposerName.prompt_lookup)
+PROPOSERS = (ProposerName.model, ProposerName.prompt_lookup)
 
 
 def demo_system() -> SystemOptions:
@@ -17,9 +17,8 @@ def demo_system() -> SystemOptions:
     model = f"gguf:{fetch()}"
     return SystemOptions(
         target=model,
-        draft=model,
+        draft=demo_draft(model),
         proposers=tuple(it.value for it in PROPOSERS),
-        early_exit_layers=EARLY_EXIT_LAYERS,
         dtype="bfloat16",
     )
 

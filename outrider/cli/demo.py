@@ -11,11 +11,11 @@ from rich.console import Console
 from outrider.cli.client import generate
 from outrider.cli.demo_prompts import PROMPTS, DemoPrompt
 from outrider.cli.demo_runs import DemoRuns, Plan, caption
+from outrider.cli.drafts import shipped_draft
 from outrider.cli.options import (
     LONGEST_LOOKAHEAD,
     Device,
     Dtype,
-    EarlyExitLayers,
     LogLevel,
     MeasureThreads,
     ProposerName,
@@ -33,9 +33,6 @@ from outrider.net.channel import connect
 _CALL_SECONDS = 120.0
 # The lookahead control tries a new draft's blocks for some rounds before it judges them.
 _WARM_UP_TOKENS = 32
-# An early exit that was not trained for it says little before the last layers: of SmolLM2's 30, the 24th agrees with
-# the target on 3 tokens in 10, the 28th on 5.
-EARLY_EXIT_LAYERS = 28
 
 
 def demo(
@@ -44,7 +41,6 @@ def demo(
         int | None,
         typer.Option(min=1, max=LONGEST_LOOKAHEAD, help="Longest block; without it each round's is chosen by goodput."),
     ] = None,
-    early_exit_layers: EarlyExitLayers = EARLY_EXIT_LAYERS,
     runs: Annotated[int, typer.Option(min=1, help="Runs of each prompt, each way.")] = 2,
     dtype: Dtype = "bfloat16",
     device: Device = "",
@@ -55,16 +51,17 @@ def demo(
 ) -> None:
     """Start the system with a small real model and compare speculative with plain decoding.
 
-    The draft is a look-up in the prompt where the answer repeats parts of it, elsewhere the target's own first layers.
+    The draft is a look-up in the prompt where the answer repeats parts of it, elsewhere a model distilled from
+    the target.
     """
     with told():
         model = f"gguf:{fetch()}"
+        draft = demo_draft(model)
     options = SystemOptions(
         target=model,
-        draft=model,
+        draft=draft,
         lookahead=lookahead,
-        proposers=(ProposerName.early_exit.value, ProposerName.prompt_lookup.value),
-        early_exit_layers=early_exit_layers,
+        proposers=(ProposerName.model.value, ProposerName.prompt_lookup.value),
         dtype=dtype,
         device=device,
         target_threads=target_threads,
@@ -75,6 +72,14 @@ def demo(
     colored = color if color is not None else sys.stdout.isatty() and "NO_COLOR" not in os.environ
     plan, writer = Plan(tokens, lookahead, runs), TokenWriter(sys.stdout, color=colored)
     run(_demo(options, plan, writer, measure=measure_threads))
+
+
+def demo_draft(model: str) -> str:
+    """MODEL of the demo's draft. Raises Failure."""
+    draft = shipped_draft(model)
+    if not draft:
+        raise Failure("the demo's draft is not there: models/ is missing beside the package")
+    return draft
 
 
 async def _demo(options: SystemOptions, plan: Plan, writer: TokenWriter, *, measure: bool) -> None:

@@ -55,7 +55,7 @@ class DemoPrompt:
 
 
 PROMPTS = (
-    DemoPrompt("chat", "Why is the sky blue? Answer in a few sentences.", ProposerName.early_exit, 1),
+    DemoPrompt("chat", "Why is the sky blue? Answer in a few sentences.", ProposerName.model, 4),
     DemoPrompt(
         "code",
         f"Rename the class to Wallet. Answer with the whole code.\n\n```python\n{_CODE}```",

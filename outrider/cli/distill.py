@@ -32,6 +32,14 @@ def distill(
     layers: Annotated[int, typer.Option(min=1, help="Layers of the draft, to begin with the target's first.")] = 2,
     kept: Annotated[int, typer.Option(min=2, help="Tokens that the draft can propose, the most frequent.")] = 8192,
     own_head: Annotated[bool, typer.Option(help="Whether the draft's head learns and is stored with it.")] = True,
+    begin_with: Annotated[
+        Path | None,
+        typer.Option(
+            help="Draft for MODEL that goes on learning; its layers, tokens and head instead of the options above.",
+            exists=True,
+            file_okay=False,
+        ),
+    ] = None,
     texts: Annotated[int, typer.Option(min=1, help="Questions and answers that the target writes.")] = 8192,
     answer_tokens: Annotated[int, typer.Option(min=1, help="Longest answer among them.")] = 192,
     prompts: Annotated[
@@ -60,6 +68,7 @@ def distill(
             layers=layers,
             kept=kept,
             own_head=own_head,
+            begin_with=begin_with,
             dtype=dtype,
             device=device,
             threads=threads or available_cores(),

@@ -117,8 +117,8 @@ def _keep(file: Path, split: Split, said: str) -> None:
 async def measured(pair: Pair, compared: Sequence[Split]) -> dict[Split, Times]:
     """Each split's times. Raises Unmeasured."""
     async with (
-        _process(pair.target, 0, pair.dtype) as target,
-        _process(pair.draft, pair.draft_layers, pair.dtype) as draft,
+        _process(pair, pair.target, 0) as target,
+        _process(pair, pair.draft, pair.draft_layers) as draft,
     ):
         for process in (target, draft):
             await _ready(process)
@@ -170,8 +170,8 @@ async def _ready(process: Process) -> None:
 
 
 @asynccontextmanager
-async def _process(model: str, layers: int, dtype: str) -> AsyncIterator[Process]:
-    command = (sys.executable, "-m", "outrider.lm.stand_in", model, str(layers), dtype)
+async def _process(pair: Pair, model: str, layers: int) -> AsyncIterator[Process]:
+    command = (sys.executable, "-m", "outrider.lm.stand_in", model, str(layers), pair.dtype, pair.target)
     process = await asyncio.create_subprocess_exec(
         *tethered(command), stdin=PIPE, stdout=PIPE, stderr=PIPE, env=os.environ | SHORT_SPIN
     )

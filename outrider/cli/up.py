@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from outrider.cli.drafts import shipped_draft
 from outrider.cli.options import (
     DEFAULT_ADDRESS,
     DEFAULT_PORT,
@@ -29,7 +30,11 @@ from outrider.net.address import is_loopback
 def up(
     target: Annotated[str, typer.Option(help="MODEL that decides what is said.", metavar="MODEL")],
     draft: Annotated[
-        str, typer.Option(help="MODEL that proposes; not needed with early_exit and prompt_lookup.", metavar="MODEL")
+        str,
+        typer.Option(
+            help="MODEL that proposes, unless early_exit or prompt_lookup does; the one in models/ for the target.",
+            metavar="MODEL",
+        ),
     ] = "",
     store: Annotated[
         str,
@@ -63,6 +68,10 @@ def up(
     MODEL is a Hugging Face id, a local directory, gguf:FILE, or synthetic:KEY=VALUE,... (a model without weights).
     """
     proposers = tuple(name.value for name in proposer or [ProposerName.model])
+    if ProposerName.model.value in proposers and not draft:
+        draft = shipped_draft(target)
+        if not draft:
+            raise typer.BadParameter("the proposer `model` needs one", param_hint="--draft")
     options = SystemOptions(
         target=target,
         draft=draft or target,
@@ -83,8 +92,6 @@ def up(
     )
     if not is_loopback(host):
         print(f"warning: whoever reaches {host} can use this system, it asks for no token", file=sys.stderr, flush=True)
-    if "model" in proposers and not draft:
-        raise typer.BadParameter("the proposer `model` needs one", param_hint="--draft")
     run(_up(options, measure=measure_threads), interrupted=0, farewell="stopped")
 
 

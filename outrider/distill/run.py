@@ -1,7 +1,7 @@
 """From a MODEL to its draft: write text, learn from it, measure. Each part goes on where it stopped."""
 
 import json
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Protocol
 
@@ -13,6 +13,7 @@ from outrider.distill.corpus import Corpus, CorpusOptions, most_frequent
 from outrider.distill.student import Student
 from outrider.distill.target import Target
 from outrider.distill.training import TrainingOptions, train
+from outrider.lm.distilled import DistilledDraft
 from outrider.lm.engine import ModelRefused
 
 REPORT_FILE = "report.json"
@@ -26,6 +27,8 @@ class DistillOptions:
         layers: of the draft.
         kept: tokens that it can propose, the most frequent ones.
         own_head: whether its head learns and is stored; if not, it is made of the target's rows.
+        begin_with: directory of a draft of the same target that goes on learning: its layers, kept tokens and head
+            count then, not those above. None begins with the target's first layers.
         dtype: numeric type that the target writes in: as for the services.
         threads: CPU threads.
         lookahead: of the acceptance report.
@@ -35,6 +38,7 @@ class DistillOptions:
     layers: int = 2
     kept: int = 8192
     own_head: bool = True
+    begin_with: Path | None = None
     dtype: str = "auto"
     device: str = "cpu"
     threads: int = 1
@@ -69,6 +73,7 @@ def distill(target_name: str, directory: Path, work: Path, options: DistillOptio
         target_name, options.dtype, device, lambda part, _what: progress("reading the target", part, 1.0)
     )
     source, vocabulary = target.source, target.vocabulary
+    begun = _begun(options.begin_with, vocabulary.fingerprint)
     layers = target.model.config.get_text_config(decoder=True).num_hidden_layers
     if options.layers > layers or options.kept > vocabulary.size:
         raise ModelRefused(f"{target_name} has {layers} layers and a vocabulary of {vocabulary.size} tokens")
@@ -78,8 +83,12 @@ def distill(target_name: str, directory: Path, work: Path, options: DistillOptio
     texts, held_out = corpus.texts(), corpus.held_out()
     torch.set_num_threads(options.threads)
     torch.manual_seed(options.training.seed)
-    kept = torch.from_numpy(most_frequent(texts, vocabulary.size, options.kept))
-    student = Student(source, options.layers, kept, device, options.own_head)
+    if begun is None:
+        kept = torch.from_numpy(most_frequent(texts, vocabulary.size, options.kept))
+        student, training = Student(source, options.layers, kept, device, options.own_head), options.training
+    else:
+        kept, student = begun.tensors["kept"], Student.of(begun, source, device)
+        training = replace(options.training, begun_with=begun.weights_hash())
     batcher = Batcher(kept, vocabulary.size, device)
 
     def measured() -> Acceptance:
@@ -90,11 +99,21 @@ def distill(target_name: str, directory: Path, work: Path, options: DistillOptio
         student,
         batcher,
         texts,
-        options.training,
+        training,
         work / "checkpoint.pt",
         lambda done, total, loss: progress("training", done, total, f"loss {loss:.3f}"),
     )
     report = Report(before, measured())
-    student.draft(source, options.layers, vocabulary.fingerprint).save(directory)
+    student.draft(source, vocabulary.fingerprint).save(directory)
     (directory / REPORT_FILE).write_text(json.dumps(asdict(report), indent=2) + "\n")
     return report
+
+
+def _begun(directory: Path | None, vocab_fingerprint: str) -> DistilledDraft | None:
+    """The draft that goes on learning. Raises ModelRefused when it is none, or one for another vocabulary."""
+    if directory is None:
+        return None
+    draft = DistilledDraft.load(directory)
+    if draft.vocab_fingerprint != vocab_fingerprint:
+        raise ModelRefused(f"{directory} was made for {draft.target}, whose vocabulary is another")
+    return draft

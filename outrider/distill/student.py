@@ -8,6 +8,7 @@ from torch import nn
 from outrider.lm.checkpoint import load_config, load_weights
 from outrider.lm.decoder import Decoder
 from outrider.lm.distilled import DistilledDraft, reduced
+from outrider.lm.engine import ModelRefused
 from outrider.lm.quiet import quiet
 from outrider.lm.source import ModelSource
 
@@ -42,7 +43,18 @@ class Student(nn.Module):
             for weight in decoder.norm.parameters():
                 weight.mul_(_NORM_SCALE)
         self.learned.requires_grad_(True)
-        self._kept = kept
+        self._kept, self._layers = kept, layers
+
+    @staticmethod
+    def of(draft: DistilledDraft, target: ModelSource, device: torch.device) -> "Student":
+        """One that goes on where the draft is. Raises ModelRefused when its layers are not the target's."""
+        tensors = dict(draft.tensors)
+        student = Student(target, draft.layers, tensors.pop("kept"), device, "head.weight" in tensors)
+        try:
+            student.learned.load_state_dict(tensors)
+        except RuntimeError as error:
+            raise ModelRefused(f"the draft was made for {draft.target}, whose layers are other ones") from error
+        return student
 
     def forward(self, tokens: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
         """tokens [texts, n] int64, padded at the end, and wanted [texts, n] bool: logits [wanted, kept]."""
@@ -50,11 +62,11 @@ class Student(nn.Module):
         logits: torch.Tensor = self._head(hidden[wanted])
         return logits
 
-    def draft(self, target: ModelSource, layers: int, vocab_fingerprint: str) -> DistilledDraft:
+    def draft(self, target: ModelSource, vocab_fingerprint: str) -> DistilledDraft:
         """What is served, in bfloat16."""
         tensors = {name: tensor.detach().bfloat16().cpu() for name, tensor in self.learned.state_dict().items()}
         tensors["kept"] = self._kept.to(torch.int32)
-        return DistilledDraft(target.portable_name, layers, vocab_fingerprint, tensors)
+        return DistilledDraft(target.portable_name, self._layers, vocab_fingerprint, tensors)
 
 
 class SoftTargets(torch.autograd.Function):

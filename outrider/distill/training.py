@@ -37,6 +37,7 @@ class TrainingOptions:
         greedy_weight: weight of the target's likeliest token; the rest is the law's at temperature 1.
         seed: of the order.
         checkpoint_steps: steps between two checkpoints.
+        begun_with: hash of the weights that the student begins with, where they are not the target's.
     """
 
     epochs: int = 4
@@ -45,6 +46,7 @@ class TrainingOptions:
     greedy_weight: float = 0.3
     seed: int = 0
     checkpoint_steps: int = 200
+    begun_with: str = ""
 
 
 # Called with the steps done, all steps, and a running mean of the loss.

@@ -11,6 +11,7 @@
 import json
 import os
 from dataclasses import asdict, dataclass, field
+from hashlib import sha256
 from pathlib import Path
 
 import torch
@@ -65,6 +66,10 @@ class DistilledDraft:
             return draft
         except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError, SafetensorError) as error:
             raise ModelRefused(f"{directory} holds no whole draft: {error}") from error
+
+    def weights_hash(self) -> str:
+        """Of its tensors: tells drafts of one target apart."""
+        return sha256(save({name: tensor.contiguous() for name, tensor in self.tensors.items()})).hexdigest()
 
     def check(self) -> None:
         """Raises TypeError when a field is not what the class says, KeyError or ValueError where it is about `kept`."""

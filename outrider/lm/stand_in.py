@@ -1,6 +1,6 @@
 """A model's passes without the model: products of its shapes over weights of no meaning, in a process of its own.
 
-    python -m outrider.lm.stand_in MODEL LAYERS DTYPE
+    python -m outrider.lm.stand_in MODEL LAYERS DTYPE TARGET
 
 Only the configuration is read, so that it is ready in seconds. Then each line `threads positions passes` of standard
 input is answered, when the passes are done, by a line with the microseconds that they took. The first line, `ready`,
@@ -27,16 +27,16 @@ _MOST_BYTES = 1 << 29
 
 
 class StandIn:
-    """The linear layers of a decoder with these settings.
+    """The linear layers of a decoder with these settings, and a head of `head_rows` rows, 0 for the vocabulary's.
 
     Raises ModelRefused when they do not say what its layers look like.
     """
 
-    def __init__(self, config: PreTrainedConfig, dtype: torch.dtype) -> None:
+    def __init__(self, config: PreTrainedConfig, dtype: torch.dtype, head_rows: int = 0) -> None:
         text = config.get_text_config(decoder=True)
         try:
             hidden, inner, heads = text.hidden_size, text.intermediate_size, text.num_attention_heads
-            layers, vocabulary = text.num_hidden_layers, text.vocab_size
+            layers, vocabulary = text.num_hidden_layers, head_rows or text.vocab_size
         except AttributeError as error:
             raise ModelRefused(f"{config.model_type} names its sizes in another way") from error
         kv_heads = getattr(text, "num_key_value_heads", None) or heads
@@ -63,23 +63,27 @@ def _linear(wide: int, tall: int, dtype: torch.dtype) -> nn.Module:
     return pack_linear(layer)
 
 
-def stand_in(model: str, layers: int, dtype: str) -> StandIn:
-    """For a MODEL, its first `layers` layers when that is not 0, in a dtype ("" is bfloat16). Raises ModelRefused."""
+def stand_in(model: str, layers: int, dtype: str, target: str) -> StandIn:
+    """For a MODEL, its first `layers` layers when that is not 0, in a dtype ("" is bfloat16).
+
+    `target`: the MODEL that a distilled draft was made for. Raises ModelRefused.
+    """
+    head_rows = 0
     with refusing(model):
         source = parse_source(model)
         if source.kind is SourceKind.DISTILLED:
             draft = DistilledDraft.load(Path(source.location))
-            source, layers = draft.base(""), draft.layers
-        return StandIn(load_config(source, layers), getattr(torch, dtype or "bfloat16"))
+            source, layers, head_rows = draft.base(target), draft.layers, len(draft.tensors["kept"])
+        return StandIn(load_config(source, layers), getattr(torch, dtype or "bfloat16"), head_rows)
 
 
 def main() -> None:
     """The process."""
-    model, layers, dtype = sys.argv[1:]
+    model, layers, dtype, target = sys.argv[1:]
     if torch.cuda.is_available():
         sys.exit("models run on CUDA here")
     try:
-        made = stand_in(model, int(layers), dtype)
+        made = stand_in(model, int(layers), dtype, target)
     except ModelRefused as error:
         sys.exit(str(error))
     made.run(1, 1)

@@ -55,3 +55,13 @@ async def test_engine_forward(limit: str, code: int) -> None:
     assert ended == code, output
     assert output.count("MISSED: batch 2") == 3 * code
     assert [line.split()[:2] for line in output.splitlines()[3:9]] == [[b, n] for b in "12" for n in "159"]
+
+
+@pytest.mark.parametrize(("goal", "code"), [("1", 0), ("9", 1)])
+async def test_draft_worth(goal: str, code: int) -> None:
+    ended, output = await bench("draft_worth", "--tokens-goal", goal, "--step-goal", "1e6")
+    assert ended == code, output
+    tokens, step = output.splitlines()[-2:]
+    assert tokens.startswith("tokens per pass: ")
+    assert tokens.endswith("MISSED") == bool(code)
+    assert step.startswith("draft step / target pass: ")

@@ -8,7 +8,7 @@ import torch
 from outrider.distill.acceptance import Acceptance, rounds_of
 from outrider.distill.batches import Batcher, plan
 from outrider.distill.corpus import Corpus
-from outrider.distill.run import distill
+from outrider.distill.run import Report, distill
 from outrider.distill.shard import ScoredText
 from outrider.distill.student import SoftTargets, Student
 from outrider.distill.training import train
@@ -16,7 +16,7 @@ from outrider.lm.distilled import DistilledDraft
 from outrider.lm.engine import Engine, ModelRefused, Segment
 from outrider.lm.load import EngineOptions, load_engine
 from outrider.lm.source import parse_source
-from tests.harness.distilling import OPTIONS, load_target, silent
+from tests.harness.distilling import OPTIONS, load_target, silent, untrained_draft
 from tests.harness.models import VOCAB, save_tiny
 from tests.harness.workers import int32
 
@@ -156,6 +156,41 @@ def test_a_finished_run_is_not_run_again(tmp_path: Path) -> None:
     )
     assert again == first
     assert "training" not in parts
+
+
+@pytest.mark.parametrize("own_head", [True, False])
+def test_a_draft_goes_on_learning(tmp_path: Path, own_head: bool) -> None:
+    directory = save_tiny(tmp_path / "model", "llama")
+    options = replace(OPTIONS, own_head=own_head)
+    first = distill(directory, tmp_path / "first", tmp_path / "work", options, silent)
+    with pytest.raises(ModelRefused, match="checkpoint of another run"):
+        go_on(directory, tmp_path, tmp_path / "work")
+    (tmp_path / "work" / "checkpoint.pt").unlink()
+    second = go_on(directory, tmp_path, tmp_path / "work")
+    # Weights were rounded to bfloat16 between the two.
+    assert second.before.overlap == pytest.approx(first.after.overlap, abs=0.01)
+    assert second.after.overlap > second.before.overlap
+    drafts = [DistilledDraft.load(tmp_path / name) for name in ("first", "second")]
+    assert drafts[0].tensors.keys() == drafts[1].tensors.keys()
+    assert torch.equal(drafts[0].tensors["kept"], drafts[1].tensors["kept"])
+    assert drafts[0].layers == drafts[1].layers == 1
+
+
+def go_on(directory: str, at: Path, work: Path) -> Report:
+    """From the draft `first` to `second`; what the options say about its size is for drafts from the beginning."""
+    options = replace(OPTIONS, layers=3, kept=40, begin_with=at / "first")
+    return distill(directory, at / "second", work, options, silent)
+
+
+def test_only_a_draft_of_the_target_goes_on(tmp_path: Path) -> None:
+    first = save_tiny(tmp_path / "model", "llama")
+    untrained_draft(first, torch.arange(32), tmp_path / "draft")
+    options = replace(OPTIONS, begin_with=tmp_path / "draft")
+    with pytest.raises(ModelRefused, match="layers are other ones"):
+        distill(save_tiny(tmp_path / "other", "qwen2_biases"), tmp_path / "out", tmp_path / "work", options, silent)
+    options = replace(OPTIONS, begin_with=tmp_path)
+    with pytest.raises(ModelRefused, match="no whole draft"):
+        distill(first, tmp_path / "out", tmp_path / "work", options, silent)
 
 
 @pytest.mark.parametrize(
