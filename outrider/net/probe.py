@@ -1,7 +1,7 @@
 """`python -m outrider.net.probe`: whether the service of this container serves; for HEALTHCHECK and exec probes.
 
-Asks grpc.health.v1 at OUTRIDER_HEALTH_ADDRESS, or in plain text at OUTRIDER_PORT: a service that wants TLS answers there
-to none but its peers, and needs the former. Imports gRPC alone, for it runs every few seconds.
+Asks grpc.health.v1 at OUTRIDER_HEALTH_ADDRESS, or in plain text at OUTRIDER_PORT: a service that wants TLS answers
+there only to its peers, and needs the former. Imports gRPC alone, for it runs every few seconds.
 """
 
 import os
