@@ -26,7 +26,7 @@ PATH = "/usr/local/bin:/usr/local/sbin:/usr/sbin:/usr/bin:/sbin:/bin"
 DEBIAN = "http://deb.debian.org/debian"
 MODEL = "synthetic:vocab_size=26,seed=5,pass_ms=20"
 DRAFT = "synthetic:vocab_size=26,seed=5,noise=0.5"
-TOKENS = 200
+TOKENS = 100
 # podman's own are higher than what a sandbox may allow.
 ULIMITS = ("--ulimit=nofile=4096:4096", "--ulimit=nproc=4096:4096")
 READY_SECONDS = 300.0
@@ -60,8 +60,7 @@ class Engine:
         return [*directories, "--storage-driver=overlay"]
 
     def remove(self) -> None:
-        """Containers, images and mounts; the directory can be deleted then."""
-        self.podman("rm", "--all", "--force", "--depend")
+        """Images and mounts; the directory can be deleted then."""
         self.buildah("rm", "--all")
         self.buildah("rmi", "--all", "--force")
         subprocess.run(["umount", f"{self.directory}/storage/overlay"], stderr=subprocess.DEVNULL, check=False)
@@ -184,7 +183,7 @@ def text_of(client: subprocess.Popen[str], begun: str = "") -> str:
 def stop(engine: Engine, service: str, container: str) -> None:
     """SIGTERM to process 1, and its exit code."""
     began = time.monotonic()
-    engine.podman("stop", f"--time={STOP_SECONDS}", container)
+    engine.podman("stop", f"--time={STOP_SECONDS + 10}", container)
     code = engine.podman("inspect", "--format={{.State.ExitCode}}", container)
     if code != "0":
         raise Failed(f"{service} ended with {code} after SIGTERM:\n{engine.podman('logs', container)}")
@@ -196,22 +195,37 @@ def check_running(engine: Engine, options: argparse.Namespace) -> None:
     models = engine.directory / "models"
     models.mkdir(exist_ok=True)
     os.chown(models, 10001, 10001)
-    target = start(engine, "target", "none", {"OUTRIDER_MODEL": options.target, "OUTRIDER_THREADS": "1"}, models)
-    network = f"container:{target}"
-    draft = start(engine, "draft", network, {"OUTRIDER_MODEL": options.draft, "OUTRIDER_THREADS": "1"}, models)
-    where = {"OUTRIDER_TARGETS": "127.0.0.1:7801", "OUTRIDER_DRAFTS": "127.0.0.1:7802"}
-    orchestrator = start(engine, "orchestrator", network, where | {"OUTRIDER_TOKENIZER": options.target}, models)
-    containers = dict(zip(SERVICES, (target, draft, orchestrator), strict=True))
-    for service, container in containers.items():
-        until_healthy(engine, service, container)
-        check_rights(engine, service, container)
+    both = {"OUTRIDER_THREADS": "1"}
+    variables = {
+        "target": both | {"OUTRIDER_MODEL": options.target},
+        "draft": both | {"OUTRIDER_MODEL": options.draft},
+        "orchestrator": {"OUTRIDER_TARGETS": "127.0.0.1:7801", "OUTRIDER_DRAFTS": "127.0.0.1:7802"}
+        | {"OUTRIDER_TOKENIZER": options.target, "OUTRIDER_GRACE": str(STOP_SECONDS)},
+    }
+    containers: dict[str, str] = {}
+    try:
+        network = "none"
+        for service in SERVICES:
+            containers[service] = start(engine, service, network, variables[service], models)
+            network = f"container:{containers['target']}"
+        for service, container in containers.items():
+            until_healthy(engine, service, container)
+            check_rights(engine, service, container)
+        check_generations(engine, network, containers)
+    finally:
+        for container in reversed(containers.values()):
+            engine.podman("rm", "--force", container)
+
+
+def check_generations(engine: Engine, network: str, containers: dict[str, str]) -> None:
+    """What SIGTERM falls into says the same as what is left alone."""
     with generation(engine, network) as client:
         whole = text_of(client)
     print(f"generated: {whole[:60]}...", flush=True)
     with generation(engine, network) as client:
         assert client.stdout is not None
         begun = client.stdout.read(1)
-        stop(engine, "orchestrator", orchestrator)
+        stop(engine, "orchestrator", containers["orchestrator"])
         if text_of(client, begun) != whole:
             raise Failed("a generation that SIGTERM fell into was not finished as it should be")
     for service in ("draft", "target"):
@@ -255,7 +269,6 @@ def main(given: Sequence[str]) -> int:
         print(f"failed: {error}", file=sys.stderr)
         return 1
     finally:
-        engine.podman("rm", "--all", "--force", "--depend")
         if options.keep is None:
             engine.remove()
             shutil.rmtree(directory)

@@ -28,7 +28,7 @@ def probe(peer: str, seconds: float = _SECONDS) -> str:
             answer = health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=seconds)
         except grpc.RpcError as error:
             return str(error.code().name)
-    return health_pb2.HealthCheckResponse.ServingStatus.Name(answer.status)
+    return str(health_pb2.HealthCheckResponse.ServingStatus.Name(answer.status))
 
 
 if __name__ == "__main__":
