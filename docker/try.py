@@ -99,6 +99,7 @@ def provide_base(engine: Engine) -> str:
         (tree / "usr/local/bin" / name).symlink_to("/usr/bin/python3")
     for archive in (tree / "var/cache/apt/archives").glob("*.deb"):
         archive.unlink()
+    shutil.rmtree(tree / "var/lib/apt/lists")
     container = engine.buildah("from", "scratch")
     engine.buildah("copy", "--quiet", container, str(tree), "/")
     engine.buildah("config", f"--env=PATH={PATH}", container)
