@@ -7,7 +7,7 @@ from outrider.observe import catalogue
 from tests.harness.processes import ROOT
 
 PAGE = (ROOT / "docs" / "operations.md").read_text()
-RULES = ROOT / "k8s" / "components" / "monitoring" / "rules.yaml"
+RULES = ROOT / "k8s" / "components" / "monitoring" / "prometheusrule.yaml"
 
 
 def alerts(rules: Path) -> list[str]:
