@@ -14,7 +14,7 @@ from tests.harness.scrape import until
 
 LAW = "synthetic:vocab_size=26,seed=5,order=2,scale=2.5"
 # Passes sleep in proportion to the sessions that share them: half the sessions, half the time, and no CPU.
-SLOW = f"{LAW},pass_ms=2,item_us=8000"
+SLOW = f"{LAW},pass_ms=2,item_us=6000"
 CLIENTS = 8
 SHARE_SECONDS = 60.0
 # Drafts: rebalancing alone stops at 10 of 16 sessions against 6 or 11 against 4; placement of new ones leads to 50 %.
@@ -40,7 +40,7 @@ class Load:
         turn = 0
         while not self._ended:
             turn += 1
-            tokens = 12 + (5 * number + 7 * turn) % 17
+            tokens = 8 + (5 * number + 7 * turn) % 13
             self.generations += await generate(self._address, [ask([number % 26, 2], max_tokens=tokens, seed=turn)])
 
     async def end(self) -> None:
@@ -59,7 +59,7 @@ async def loaded(orchestrator: Process) -> AsyncIterator[Load]:
         await load.end()
 
 
-async def mean(process: Process, histogram: str, count: int = 200) -> float:
+async def mean(process: Process, histogram: str, count: int = 100) -> float:
     """Over so many further observations, in seconds."""
     before = await process.seen()
     enough = before.sum(f"{histogram}_count") + count
@@ -110,9 +110,11 @@ async def test_a_second_worker_relieves_the_pool_that_is_short(
             before = await mean(orchestrator, histogram)
             async with service(f"{pool}_service", "--model", SLOW, port=port) as new:
                 await share_taken(pool, old, new)
-                after = await mean(orchestrator, histogram)
+                # Half the sessions are half the time; the share grows from the least to that.
+                async with asyncio.timeout(SHARE_SECONDS):
+                    while (after := await mean(orchestrator, histogram)) > 0.75 * before:
+                        pass
                 print(f"{pool}: {before * 1000:.0f} ms alone, {after * 1000:.0f} ms with a second worker")
-                assert after < 0.8 * before
                 await new.ended()
             gone = {"pool": pool, "state": "unavailable"}
             await until(orchestrator.metrics, lambda seen: seen.sum("outrider_workers", **gone) == 1)
