@@ -1,77 +1,20 @@
 """What three processes export is what the catalogue lists, and it adds up (FAILURES I1, I2, I4); their JSON logs."""
 
 import asyncio
-import json
-from collections.abc import AsyncIterator, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from contextlib import AsyncExitStack
 
-from outrider.net.channel import connect
 from outrider.observe.catalogue import CATALOGUE, PROCESS_METRICS, TARGET_INFO, Service, of
 from outrider.v1 import orchestrator_pb2
-from outrider.v1.orchestrator_pb2 import GenerateRequest, StopConditions
-from outrider.v1.orchestrator_pb2_grpc import OrchestratorServiceStub
-from tests.harness.commands import SECONDS, Running, running
+from outrider.v1.orchestrator_pb2 import StopConditions
+from tests.harness.exporting import generate, service
 from tests.harness.orchestrator import Generation, ask
-from tests.harness.scrape import Scrape, scrape, until
+from tests.harness.scrape import Scrape, until
 
 MODEL = "synthetic:vocab_size=26,seed=5,order=2,scale=2.5"
 # A draft that is right now and then, and a target that keeps time enough to draft ahead.
 DRAFT = "synthetic:vocab_size=26,seed=5,order=2,scale=2.5,agree=0.7"
-FLAGS = ("--port", "0", "--metrics-address", "127.0.0.1:0", "--log-format", "json")
 LOG_KEYS = {"ts", "level", "logger", "message"}
-
-
-@dataclass
-class Process:
-    """A service that runs.
-
-    Attributes:
-        metrics: where it exports them.
-        logs: its records so far.
-    """
-
-    running: Running
-    address: str = ""
-    metrics: str = ""
-    logs: list[dict[str, str]] = field(default_factory=list)
-
-    async def seen(self) -> Scrape:
-        return await asyncio.to_thread(scrape, self.metrics)
-
-    async def ended(self) -> None:
-        """Ends it; every line that it wrote is a record."""
-        self.running.process.terminate()
-        code, out, err = await self.running.end()
-        self.logs += map(json.loads, err.splitlines())
-        assert (code, out) == (0, "")
-
-
-@asynccontextmanager
-async def service(*arguments: str) -> AsyncIterator[Process]:
-    async with running(*arguments, *FLAGS) as started:
-        process = Process(started)
-        async with asyncio.timeout(SECONDS):
-            while not process.metrics:
-                process.logs.append(json.loads(await started.err.readline()))
-                message = process.logs[-1]["message"]
-                if message.startswith("metrics at "):
-                    process.metrics = message.removeprefix("metrics at http://").removesuffix("/metrics")
-        process.address = await started.address()
-        yield process
-
-
-async def generate(address: str, requests: Sequence[GenerateRequest]) -> list[Generation]:
-    async with connect(address) as channel:
-        stub = OrchestratorServiceStub(channel)
-
-        async def one(request: GenerateRequest) -> Generation:
-            generation = Generation()
-            async for response in stub.Generate(request, timeout=SECONDS, wait_for_ready=True):
-                generation.add(response)
-            return generation
-
-        return await asyncio.gather(*map(one, requests))
 
 
 def families(service: Service) -> dict[str, str]:
