@@ -1,4 +1,4 @@
-"""Writes docker/observability/rules.yaml: the rules of k8s/components/monitoring, for a Prometheus without an operator."""
+"""Writes docker/observability/rules.yaml: the rules of k8s/components/monitoring for a plain Prometheus."""
 
 from pathlib import Path
 

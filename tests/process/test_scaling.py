@@ -17,10 +17,12 @@ LAW = "synthetic:vocab_size=26,seed=5,order=2,scale=2.5"
 SLOW = f"{LAW},pass_ms=2,item_us=6000"
 CLIENTS = 8
 SHARE_SECONDS = 60.0
-# Drafts: rebalancing alone stops at 10 of 16 sessions against 6 or 11 against 4; placement of new ones leads to 50 %.
-# Sessions that begin and end between two
-# scrapes make it more or less. Targets keep running sessions, and get to 50 % as these end.
+# Drafts: rebalancing alone stops with a quarter at the new one; placement of new ones leads to 50 %. Targets keep running
+# sessions, and get there as these end. Sessions that begin and end between two scrapes make it more or less.
 LOWEST, HIGHEST = 0.2, 0.7
+
+
+pytestmark = pytest.mark.timeout(600)
 
 
 class Load:
