@@ -17,8 +17,8 @@ LAW = "synthetic:vocab_size=26,seed=5,order=2,scale=2.5"
 SLOW = f"{LAW},pass_ms=2,item_us=6000"
 CLIENTS = 8
 SHARE_SECONDS = 60.0
-# Drafts: rebalancing alone stops with a quarter at the new one; placement of new ones leads to 50 %. Targets keep running
-# sessions, and get there as these end. Sessions that begin and end between two scrapes make it more or less.
+# Drafts: rebalancing alone stops with a quarter at the new one; placement of new ones leads to 50 %. Targets keep what
+# runs, and get there as it ends. Sessions that begin and end between two scrapes make it more or less.
 LOWEST, HIGHEST = 0.2, 0.7
 
 
