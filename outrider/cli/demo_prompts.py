@@ -56,6 +56,7 @@ class DemoPrompt:
 
 PROMPTS = (
     DemoPrompt("chat", "Why is the sky blue? Answer in a few sentences.", ProposerName.model, 4),
+    DemoPrompt("writing", "Write a Python function that checks whether a number is prime.", ProposerName.model, 4),
     DemoPrompt(
         "code",
         f"Rename the class to Wallet. Answer with the whole code.\n\n```python\n{_CODE}```",

@@ -9,10 +9,10 @@ import pytest
 from tests.harness.commands import SECONDS, Running, outrider, running
 from tests.harness.processes import children_of, until_gone
 
-KINDS = ("chat", "code", "quoting")
+KINDS = ("chat", "writing", "code", "quoting")
 
 
-async def test_demo_streams_three_kinds_both_ways_and_compares_them() -> None:
+async def test_demo_streams_four_kinds_both_ways_and_compares_them() -> None:
     # In float32: its second and third token are nearly tied, by 0.01, and bfloat16 rounds to either.
     code, out, err = await outrider("demo", "--tokens", "12", "--runs", "1", "--dtype", "float32")
     assert code == 0, err
@@ -26,9 +26,9 @@ async def test_demo_streams_three_kinds_both_ways_and_compares_them() -> None:
     for section in sections:
         assert "tokens/s" in section.rstrip().splitlines()[-1]
     rows = {line[:15].strip(): line[15:].split() for line in table.splitlines()}
-    assert rows["tokens"] == ["12"] * 6
-    assert float(rows["tokens/pass"][4]) > 1.5  # quoting, from the prompt
-    assert [float(rows["tokens/pass"][index]) for index in (1, 3, 5)] == [1.0] * 3
+    assert rows["tokens"] == ["12"] * 8
+    assert float(rows["tokens/pass"][6]) > 1.5  # quoting, from the prompt
+    assert [float(rows["tokens/pass"][index]) for index in (1, 3, 5, 7)] == [1.0] * 4
     assert all(cell.endswith("×") for cell in rows["speed-up"])
     assert all(f"{kind} identical" in " ".join(table.split()) for kind in KINDS)
 
