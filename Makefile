@@ -38,10 +38,11 @@ lint: setup ## Check style, formatting, types and protos
 protos: setup ## Write the Python stubs of protos/ anew
 	$(PY) protos/generate.py
 
-docs: setup ## Write what is made from code: docs/configuration.md, docs/metrics.md, the benchmark's schema, alert rules
+docs: setup ## Write what is made from code: docs/configuration.md, docs/metrics.md, the benchmark's schema, alert rules, dashboards
 	$(PY) docs/configuration.py
 	$(PY) docs/metrics.py
 	$(PY) docs/rules.py
+	$(PY) docs/dashboards.py
 	$(PY) docs/schema.py
 
 clean: ## Remove what was installed, downloaded and cached

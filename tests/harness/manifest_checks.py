@@ -129,7 +129,8 @@ def endings(built: Manifests) -> Iterator[str]:
 
 
 def referred(built: Manifests) -> Iterator[str]:
-    """Every ConfigMap, Secret, claim, key and volume that is named exists, and every ConfigMap is used."""
+    """Every ConfigMap, Secret, claim, key and volume that is named exists, and every ConfigMap is used: by a pod, or
+    by Grafana's sidecar, which goes by a label."""
     used: set[str] = set()
     for pod in built.pods:
         for name, keys, known, optional in _named(built, pod):
@@ -148,7 +149,7 @@ def referred(built: Manifests) -> Iterator[str]:
             if claim and built.find("PersistentVolumeClaim", claim["claimName"]) is None:
                 yield f"{pod.name}: there is no claim {claim['claimName']}"
     for one in built.of("ConfigMap", "Secret"):
-        if one["metadata"]["name"] not in used:
+        if one["metadata"]["name"] not in used and "grafana_dashboard" not in one["metadata"].get("labels", {}):
             yield f"{one['kind']} {one['metadata']['name']} is used by nobody"
     for one in built.of("Certificate", "Issuer"):
         issuer = one["spec"].get("issuerRef", {}).get("name")
