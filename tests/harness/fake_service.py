@@ -19,6 +19,10 @@ async def main(flags: argparse.Namespace) -> None:
         print(f"grandchild {process.pid}", file=sys.stderr)
     server = Server("outrider.v1.Fake")
     port = await server.start("127.0.0.1", 0)
+    if not flags.stubborn:
+        # Whoever reads the announcement may send a signal at once.
+        until_signal = asyncio.create_task(run_until_signal([lambda: server.stop(1.0)]))
+        await asyncio.sleep(0)
     print(f"listening on 127.0.0.1:{port}", flush=True)
     if not flags.never_ready:
         await asyncio.sleep(flags.load_seconds)
@@ -27,7 +31,7 @@ async def main(flags: argparse.Namespace) -> None:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         print("deaf", file=sys.stderr, flush=True)
         await asyncio.Event().wait()
-    await run_until_signal([lambda: server.stop(1.0)])
+    await until_signal
 
 
 if __name__ == "__main__":
