@@ -195,7 +195,7 @@ _ROUNDS = (
     _part("draft_forward", "the draft's passes for the block; mostly before the round"),
     _part("verify", "from the item to its rows: the round trip, queues and passes included"),
     _part("batch_wait", "waiting in the orchestrator for the next call to leave; part of verify"),
-    _part("verify_queue", "waiting for the target's pass, here and there; part of verify"),
+    _part("verify_queue", "waiting for the target's pass, the batch wait included; part of verify"),
     _part("target_forward", "the target's passes; part of verify"),
     _part("accept", "acceptance, the wait for others of the same turn included"),
     _part("commit", "the store's write, as the round waited for it"),
