@@ -33,6 +33,7 @@ class RoundCost:
         queue: of it, waiting for the passes of others, here and at the target.
         passes: of it, the target's passes that held the session.
         tokens: that it gave.
+        block: whether it had one.
     """
 
     seconds: float
@@ -40,6 +41,7 @@ class RoundCost:
     queue: float
     passes: float
     tokens: int
+    block: bool = False
 
 
 @dataclass(frozen=True)
@@ -71,9 +73,8 @@ def round_cost(stats: RoundStats, since: float, tokens: int) -> RoundCost:
     micros = stats.draft_wait_micros + stats.verify_micros + stats.accept_micros
     passes = stats.verify_forward_micros * 1e-6
     between = min(max(0.0, since - micros * 1e-6), passes)
-    return RoundCost(
-        micros * 1e-6 + between, stats.draft_wait_micros * 1e-6, stats.verify_queue_micros * 1e-6, passes, tokens
-    )
+    wait, queue = stats.draft_wait_micros * 1e-6, stats.verify_queue_micros * 1e-6
+    return RoundCost(micros * 1e-6 + between, wait, queue, passes, tokens, stats.drafted > 0)
 
 
 class Mean:
@@ -88,11 +89,18 @@ class Mean:
         self._count = min(self._count + 1.0, memory)
         self.value += (value - self.value) / self._count
 
+    @property
+    def known(self) -> bool:
+        """Whether there was one."""
+        return self._count > 0.0
+
 
 class TargetCosts:
     """One target worker, as the rounds of all sessions bound to it see it.
 
-    A pass is fitted as a + b·items + c·positions. The Pace of departures to the worker.
+    A pass is fitted as a + b·items + c·positions, and d more where it holds blocks: a draft on the same machine takes
+    of its caches and cores. What a round takes besides is not the same with a block either. The Pace of departures to the
+    worker.
 
     Attributes:
         sessions: bound to the worker.
@@ -100,9 +108,12 @@ class TargetCosts:
 
     def __init__(self) -> None:
         # What items and positions cannot be told apart by goes to the positions, and what is constant to a.
-        self._pass = LinearFit((1.0, 512.0, 32.0))
+        self._pass = LinearFit((1.0, 512.0, 32.0, 4.0))
         self._last: tuple[int, int, int] = (0, 0, 0)
-        self._lookahead, self._seconds, self._tokens, self._passes, self._rest = (Mean() for _ in range(5))
+        self._blocks = False
+        self._lookahead, self._seconds, self._tokens, self._passes = (Mean() for _ in range(4))
+        # Without a block, and with one.
+        self._rests = (Mean(), Mean())
         self._gap, self._gap_error, self._straggling = (Mean() for _ in range(3))
         self._stalled = False
         self.sessions = 1
@@ -113,7 +124,11 @@ class TargetCosts:
         if timing.passes != 1 or not timing.batch_items or timing.computed_tokens > _DECODE or seen == self._last:
             return
         self._last, self.sessions = seen, max(1, sessions)
-        self._pass.observe((1.0, timing.batch_items, timing.batch_positions), seen[2] * 1e-6)
+        blocks, before = timing.batch_positions > timing.batch_items, self._blocks
+        self._blocks = blocks
+        # The draft may be at work ahead still.
+        if blocks or not before:
+            self._pass.observe((1.0, timing.batch_items, timing.batch_positions, blocks), seen[2] * 1e-6)
         self._lookahead.observe(timing.batch_positions / timing.batch_items - 1.0, _ROUNDS)
 
     def observe_round(self, cost: RoundCost) -> None:
@@ -126,7 +141,8 @@ class TargetCosts:
         self._seconds.observe(cost.seconds, memory)
         self._tokens.observe(cost.tokens, memory)
         self._passes.observe(cost.passes, memory)
-        self._rest.observe(max(0.0, cost.seconds - cost.passes - cost.draft_wait - cost.queue), memory)
+        rest = max(0.0, cost.seconds - cost.passes - cost.draft_wait - cost.queue)
+        self._rests[cost.block].observe(rest, memory)
 
     @property
     def known(self) -> bool:
@@ -148,14 +164,19 @@ class TargetCosts:
         """What one more position adds to a pass."""
         return max(0.0, self._pass.coefficients[2])
 
+    def block_seconds(self, lookahead: int) -> float:
+        """What one block in it adds to a pass of plain rounds."""
+        return max(0.0, self._pass.coefficients[3]) + lookahead * self.position_seconds
+
     def pass_seconds(self, items: float, lookahead: float) -> float:
         """A pass over so many blocks of this length."""
-        first, item, position = self._pass.coefficients
+        first, item, position, blocks = self._pass.coefficients
+        first += blocks if lookahead else 0.0
         return max(_SHORTEST_PASS, first + items * (max(0.0, item) + max(0.0, position) * (1.0 + lookahead)))
 
     def rest_seconds(self, lookahead: float) -> float:
         """What a round in a pass with all others takes beside waiting for its block."""
-        return self.pass_seconds(self.sessions, lookahead) + self._rest.value
+        return self.pass_seconds(self.sessions, lookahead) + self._rest(lookahead)
 
     def cycle(self, wait: Wait, lookahead: float) -> float:
         """Seconds of a round when every session waits so for a block of this length.
@@ -163,7 +184,7 @@ class TargetCosts:
         All go on together, and the next pass begins when the last is back; or they take turns, and passes of others
         run while one is between two of its own; then the worker may still wait for those whose block was drafted ahead.
         """
-        rest, n = self._rest.value, self.sessions
+        rest, n = self._rest(lookahead), self.sessions
         best = self.pass_seconds(n, lookahead) + (rest + wait.mean) * max(1.0, self._straggling.value)
         for turns in range(2, 1 + min(n, _TURNS)):
             apart = self.pass_seconds(n / turns, lookahead)
@@ -175,6 +196,11 @@ class TargetCosts:
                 wait.ahead * joined + (1.0 - wait.ahead) * missed,
             )
         return best
+
+    def _rest(self, lookahead: float) -> float:
+        """Where one kind of round was never seen, it is believed to be like the other."""
+        own, other = self._rests[lookahead > 0], self._rests[lookahead == 0]
+        return own.value if own.known else other.value
 
     def call_seconds(self, items: int) -> float:
         """See Pace."""

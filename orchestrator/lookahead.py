@@ -35,6 +35,12 @@ _ERRORS = 1.5
 _BETTER_ACCEPTANCE = 0.1
 # Probes after which their mean cost forgets.
 _PROBES = 8.0
+# Rounds of time that a session is given for probes at its start: it may be unlike those before it.
+_FIRST_CREDIT = 0.5
+# Every session decodes plainly for so many rounds where blocks were not held against that, and again after so many with
+# blocks at the least: what plain rounds take is not to be told from those with a block. And on, while each makes
+# them look so much better.
+_TRIAL, _BETWEEN_TRIALS, _SURPRISE = 4, 64, 0.02
 
 
 @dataclass
@@ -47,6 +53,7 @@ class DraftHistory:
         extra: by length, seconds by which a round is longer with a block for which nobody waits.
         probing: how many of them probe.
         probe_seconds: what a probe adds to a round.
+        on_trial: whether all of them decode plainly at present, though blocks seem to pay, to see what that takes.
     """
 
     costs: DraftCosts = field(default_factory=DraftCosts)
@@ -55,6 +62,12 @@ class DraftHistory:
     goodput: float = 0.0
     extra: list[float] = field(default_factory=list)
     probing: int = 0
+    on_trial: bool = False
+    _loss: float = 0.0
+    _trial_ends: int = 0
+    _next_trial: int = 0
+    _cycles: int = 0
+    _length: int = 0
     _choices: int = 0
     _settled_for: int = -1
     probe_seconds: Mean = field(default_factory=Mean)
@@ -63,8 +76,9 @@ class DraftHistory:
         """The common length, for blocks that survive like these; anew once in a round of all sessions."""
         self._choices += 1
         if self._choices < target.sessions and longest == self._settled_for:
-            return min(self.common, longest)
+            return self._length
         self._choices, self._settled_for = 0, longest
+        self._cycles += 1
         tokens = expected_tokens(survival.rates(longest + 1))
         waits = [
             self.costs.wait(k, target.sessions - 1, tokens[k + 1] - tokens[k], target.rest_seconds(k))
@@ -82,7 +96,23 @@ class DraftHistory:
         if target.sessions > 1:
             cycle = target.cycle(waits[common], common)
             self.extra = [cycle * math.ceil(wait.mean / cycle) for wait in waits]
-        return common
+        self._try_plain(1.0 - goodput[0] / goodput[common])
+        self._length = 0 if self.on_trial else common
+        return self._length
+
+    def _try_plain(self, loss: float) -> None:
+        """Decides whether the coming round is plain for all, when plain rounds are thought to lose so much goodput."""
+        pause = max(_BETWEEN_TRIALS, round(_TRIAL * loss / PROBE_SHARE))
+        if not self.common:
+            self._trial_ends, self._next_trial = 0, self._cycles + pause
+        elif self._cycles >= self._next_trial:
+            self._trial_ends = self._cycles + _TRIAL
+        elif self.on_trial and self._loss - loss > _SURPRISE:
+            # What is fitted follows slowly.
+            self._trial_ends = self._cycles + 1
+        self.on_trial, self._loss = self._cycles < self._trial_ends, loss
+        if self.on_trial:
+            self._next_trial = self._trial_ends + pause
 
 
 def _largest(tokens: list[float], seconds: list[float]) -> tuple[int, list[float]]:
@@ -109,6 +139,7 @@ class SessionLookahead:
         self._draft: DraftHistory | None = None
         self._on = False
         self._credit = 0.0
+        self._fresh = True
         self._vain = 0
         self._plain = Mean()
         self._asked = 0
@@ -118,7 +149,7 @@ class SessionLookahead:
     def begins(self, draft: DraftHistory) -> bool:
         """Whether a new session would be given blocks."""
         self._bind(draft)
-        return not self._adaptive or self._best(draft, self._longest) > 0
+        return not self._adaptive or self._best(draft, self._longest) > 0 or draft.on_trial
 
     def choose(self, draft: DraftHistory, room: int) -> int:
         """The length of the next block; at most `room`, which is more than 0."""
@@ -144,6 +175,7 @@ class SessionLookahead:
         if draft is None:
             return
         if asked:
+            self._fresh = False
             tokens = expected_tokens(self._survival.rates(asked + 1))
             reach = tokens[asked + 1] - tokens[asked]
             draft.costs.observe(asked, self._others, cost.draft_wait, reach, ahead=longest is not None)
@@ -152,7 +184,8 @@ class SessionLookahead:
             self._survival.observe(tried, accepted)
         elif not self._on:
             self._plain.observe(cost.seconds, _PROBES)
-            earned = PROBE_SHARE * cost.seconds / (1 + self._vain)
+            earned = (PROBE_SHARE / (1 + self._vain) + _FIRST_CREDIT * self._fresh) * cost.seconds
+            self._fresh = False
             self._credit = min(self._credit + earned, 2.0 * max(cost.seconds, draft.probe_seconds.value))
         if self.probing and asked:
             self._probed(target, draft, cost, accepted)
@@ -222,7 +255,7 @@ class SessionLookahead:
         """Pays for a probe: what it took longer than plain rounds and held up others, less the worth of its tokens."""
         self.probing = False
         draft.probing -= 1
-        others = (target.sessions - 1) * self._asked * target.position_seconds
+        others = (target.sessions - 1) * target.block_seconds(self._asked)
         extra = max(0.0, cost.seconds - self._plain.value) + others
         self._vain = 0 if accepted else min(self._vain + 1, _VAIN_PROBES)
         draft.probe_seconds.observe(extra, _PROBES)

@@ -30,6 +30,7 @@ class Scene:
         overhead: of each pass and step, at the worker.
         jitter: by which part passes and steps take longer on average, exponentially.
         ahead: whether the draft drafts ahead.
+        interference: what a pass takes longer when the draft worked since the one before.
     """
 
     clients: int
@@ -44,6 +45,7 @@ class Scene:
     jitter: float = 0.02
     overhead: float = 0.0003
     ahead: bool = True
+    interference: float = 0.0
 
 
 class Worker:
@@ -80,13 +82,18 @@ class Chain:
 
 
 class Draft:
-    """The draft worker."""
+    """The draft worker.
+
+    Attributes:
+        worked: whether it did since that was last asked.
+    """
 
     def __init__(self, scene: Scene, dice: random.Random) -> None:
         self._scene, self._worker = scene, Worker(dice, scene)
         self._asked: dict[int, Chain] = {}
         self._ahead: dict[int, Chain] = {}
         self._wanted = asyncio.Event()
+        self.worked = False
 
     def ask(self, session: int, tokens: int, *, hit: bool) -> Chain:
         """A block; on a hit what was drafted ahead, which may be shorter than what is asked for."""
@@ -115,7 +122,7 @@ class Draft:
                 self._wanted.clear()
                 await self._wanted.wait()
                 continue
-            moved = dict(chains)
+            moved, self.worked = dict(chains), True
             await self._worker.work(self._scene.overhead + self._scene.draft_pass + self._scene.draft_item * len(moved))
             for session, chain in moved.items():
                 chain.left -= 1
@@ -127,8 +134,8 @@ class Draft:
 class Target:
     """The target worker."""
 
-    def __init__(self, scene: Scene, dice: random.Random) -> None:
-        self._scene, self._worker = scene, Worker(dice, scene)
+    def __init__(self, scene: Scene, dice: random.Random, draft: Draft) -> None:
+        self._scene, self._worker, self._draft = scene, Worker(dice, scene), draft
         self._waiting: list[tuple[Sequence[VerifyItem], float, asyncio.Future[tuple[VerifyTiming, float]]]] = []
         self._came = asyncio.Event()
 
@@ -160,6 +167,9 @@ class Target:
             positions = sum(len(item.draft_tokens) // 4 + 1 for item in items)
             scene, began = self._scene, loop.time()
             seconds = scene.target_pass + scene.target_item * len(items) + scene.target_position * positions
+            if self._draft.worked:
+                seconds += scene.interference
+                self._draft.worked = False
             took = await self._worker.work(scene.overhead + seconds)
             timing = VerifyTiming(
                 passes=1, batch_items=len(items), batch_positions=positions, forward_micros=int(took * 1e6)
@@ -251,7 +261,8 @@ class Pool:
         return SimSession(number, lookahead, random.Random(1000 * self.seed + number))
 
     async def _begin(self) -> None:
-        target, self._drafter = Target(self.scene, self._dice), Draft(self.scene, self._dice)
+        self._drafter = Draft(self.scene, self._dice)
+        target = Target(self.scene, self._dice, self._drafter)
         self._python = Worker(self._dice, replace(self.scene, jitter=PYTHON_JITTER))
         self._batcher = Batcher(target.verify, self.target)
         work = [target.run(), self._drafter.run(), *map(self._session, self.sessions)]
@@ -302,7 +313,9 @@ class Pool:
         timing = result.timing
         self.target.observe_pass(timing, self.scene.clients)
         queue, passes = timing.queue_micros * 1e-6, timing.forward_micros * 1e-6
-        cost = RoundCost(seconds, draft_wait=wait, queue=queue, passes=passes, tokens=accepted + 1)
+        cost = RoundCost(
+            seconds, draft_wait=wait, queue=queue, passes=passes, tokens=accepted + 1, block=session.asked > 0
+        )
         if session.history:
             session.lookahead.learn(cost, accepted, block.tokens if block is not None and block.ahead else None)
         if self.fixed != 0:

@@ -50,6 +50,19 @@ def test_f2_no_fixed_lookahead_is_better(clients: int, acceptance: float) -> Non
         assert kinds["probe"] <= 0.03 * kinds["plain"] + clients
 
 
+@pytest.mark.parametrize("clients", [1, 4, 16])
+def test_a_draft_that_slows_the_target_is_held_against_plain_rounds_as_they_are(clients: int) -> None:
+    """What passes with blocks take says nothing of those without, where the draft takes of the target's cores."""
+    disturbed = replace(scene(clients, 0.6), interference=CLIENTS[clients] * 0.04)
+    rates = {}
+    for lookahead in (0, 2, None):
+        with Pool(disturbed, lookahead) as pool:
+            pool.run(20.0)
+            rates[lookahead] = pool.run(30.0)
+    assert rates[2] < 0.95 * rates[0]
+    assert rates[None] > WITHIN * rates[0]
+
+
 @pytest.mark.parametrize("clients", [1, 16])
 def test_f3_it_comes_back_when_blocks_become_good(clients: int) -> None:
     with Pool(scene(clients, 0.9)) as fresh:
@@ -64,7 +77,7 @@ def test_f3_it_comes_back_when_blocks_become_good(clients: int) -> None:
         pool.scene = replace(pool.scene, acceptance=0.0)
         pool.run(20.0)
         pool.kinds.clear()
-        pool.run(10.0)
+        pool.run(30.0)
         # But for a session that still thinks better of its own.
         assert pool.kinds["block"] <= 0.01 * pool.kinds["plain"]
 
