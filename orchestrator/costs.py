@@ -99,8 +99,8 @@ class TargetCosts:
     """One target worker, as the rounds of all sessions bound to it see it.
 
     A pass is fitted as a + b·items + c·positions, and d more where it holds blocks: a draft on the same machine takes
-    of its caches and cores. What a round takes besides is not the same with a block either. The Pace of departures to the
-    worker.
+    of its caches and cores. What a round takes besides is not the same with a block either. The Pace of departures
+    to the worker.
 
     Attributes:
         sessions: bound to the worker.
