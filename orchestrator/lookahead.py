@@ -39,8 +39,8 @@ _PROBES = 8.0
 _FIRST_CREDIT = 0.5
 # Every session decodes plainly for so many rounds where blocks were not held against that, and again after so many with
 # blocks at the least: what plain rounds take is not to be told from those with a block. And on, while each makes
-# them look so much better.
-_TRIAL, _BETWEEN_TRIALS, _SURPRISE = 4, 64, 0.02
+# them look so much better. Part of the goodput that this may cost.
+_TRIAL, _BETWEEN_TRIALS, _SURPRISE, _TRIAL_SHARE = 4, 64, 0.02, 0.003
 
 
 @dataclass
@@ -102,7 +102,7 @@ class DraftHistory:
 
     def _try_plain(self, loss: float) -> None:
         """Decides whether the coming round is plain for all, when plain rounds are thought to lose so much goodput."""
-        pause = max(_BETWEEN_TRIALS, round(_TRIAL * loss / PROBE_SHARE))
+        pause = max(_BETWEEN_TRIALS, round(_TRIAL * loss / _TRIAL_SHARE))
         if not self.common:
             self._trial_ends, self._next_trial = 0, self._cycles + pause
         elif self._cycles >= self._next_trial:
