@@ -104,11 +104,12 @@ class TargetCosts:
 
     Attributes:
         sessions: bound to the worker.
+        plain_passes: passes without a block, after another one without, so far.
     """
 
     def __init__(self) -> None:
         # What items and positions cannot be told apart by goes to the positions, and what is constant to a.
-        self._pass = LinearFit((1.0, 512.0, 32.0, 4.0))
+        self._pass = LinearFit((1.0, 512.0, 32.0, 8.0))
         self._last: tuple[int, int, int] = (0, 0, 0)
         self._blocks = False
         self._lookahead, self._seconds, self._tokens, self._passes = (Mean() for _ in range(4))
@@ -117,6 +118,7 @@ class TargetCosts:
         self._gap, self._gap_error, self._straggling = (Mean() for _ in range(3))
         self._stalled = False
         self.sessions = 1
+        self.plain_passes = 0
 
     def observe_pass(self, timing: VerifyTiming, sessions: int) -> None:
         """An item's pass, while so many sessions are bound to the worker. Other items of the pass tell the same."""
@@ -126,8 +128,9 @@ class TargetCosts:
         self._last, self.sessions = seen, max(1, sessions)
         blocks, before = timing.batch_positions > timing.batch_items, self._blocks
         self._blocks = blocks
-        # The draft may be at work ahead still.
+        # After one with blocks the draft may be at work ahead still.
         if blocks or not before:
+            self.plain_passes += not blocks
             self._pass.observe((1.0, timing.batch_items, timing.batch_positions, blocks), seen[2] * 1e-6)
         self._lookahead.observe(timing.batch_positions / timing.batch_items - 1.0, _ROUNDS)
 

@@ -37,10 +37,11 @@ _BETTER_ACCEPTANCE = 0.1
 _PROBES = 8.0
 # Rounds of time that a session is given for probes at its start: it may be unlike those before it.
 _FIRST_CREDIT = 0.5
-# Every session decodes plainly for so many rounds where blocks were not held against that, and again after so many with
-# blocks at the least: what plain rounds take is not to be told from those with a block. And on, while each makes
-# them look so much better. Part of the goodput that this may cost.
-_TRIAL, _BETWEEN_TRIALS, _SURPRISE, _TRIAL_SHARE = 4, 64, 0.02, 0.003
+# All sessions decode plainly until so many passes without blocks were seen, because what plain rounds take is not to be
+# told from rounds with blocks; and on, while each makes them look so much better, but for no more rounds than this.
+_PLAIN_PASSES, _SURPRISE, _LONGEST_TRIAL = 2, 0.02, 12
+# Rounds between two such trials at the least, and the part of all tokens that they may cost.
+_BETWEEN_TRIALS, _TRIAL_SHARE = 64, 0.003
 
 
 @dataclass
@@ -64,9 +65,10 @@ class DraftHistory:
     probing: int = 0
     on_trial: bool = False
     _loss: float = 0.0
-    _trial_ends: int = 0
-    _next_trial: int = 0
     _cycles: int = 0
+    _turned: int = 0
+    _trial_rounds: int = 0
+    _passes_before: int = 0
     _length: int = 0
     _choices: int = 0
     _settled_for: int = -1
@@ -96,23 +98,22 @@ class DraftHistory:
         if target.sessions > 1:
             cycle = target.cycle(waits[common], common)
             self.extra = [cycle * math.ceil(wait.mean / cycle) for wait in waits]
-        self._try_plain(1.0 - goodput[0] / goodput[common])
+        self._try_plain(target, 1.0 - goodput[0] / goodput[common])
         self._length = 0 if self.on_trial else common
         return self._length
 
-    def _try_plain(self, loss: float) -> None:
+    def _try_plain(self, target: TargetCosts, loss: float) -> None:
         """Decides whether the coming round is plain for all, when plain rounds are thought to lose so much goodput."""
-        pause = max(_BETWEEN_TRIALS, round(_TRIAL * loss / _TRIAL_SHARE))
-        if not self.common:
-            self._trial_ends, self._next_trial = 0, self._cycles + pause
-        elif self._cycles >= self._next_trial:
-            self._trial_ends = self._cycles + _TRIAL
-        elif self.on_trial and self._loss - loss > _SURPRISE:
-            # What is fitted follows slowly.
-            self._trial_ends = self._cycles + 1
-        self.on_trial, self._loss = self._cycles < self._trial_ends, loss
-        if self.on_trial:
-            self._next_trial = self._trial_ends + pause
+        rounds = self._cycles - self._turned
+        pause = max(_BETWEEN_TRIALS, self._trial_rounds * loss / _TRIAL_SHARE)
+        surprised, self._loss = self._loss - loss > _SURPRISE, loss
+        seen = target.plain_passes - self._passes_before
+        if self.on_trial and ((seen >= _PLAIN_PASSES and not surprised) or rounds >= _LONGEST_TRIAL):
+            self.on_trial, self._turned, self._trial_rounds = False, self._cycles, rounds
+        elif not self.common:
+            self.on_trial, self._turned = False, self._cycles
+        elif not self.on_trial and (rounds >= pause or not self._trial_rounds):
+            self.on_trial, self._turned, self._passes_before = True, self._cycles, target.plain_passes
 
 
 def _largest(tokens: list[float], seconds: list[float]) -> tuple[int, list[float]]:
