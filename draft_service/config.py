@@ -27,6 +27,7 @@ class DraftConfig(WorkerConfig):
         "model,prediction", description="what to offer, first the default: model, early_exit, prompt_lookup, prediction"
     )
     early_exit_layers: int = Field(0, ge=0, description="layers of the model that early_exit runs")
+    early_exit: str = Field("", description="directory of a trained exit that early_exit runs instead of bare layers")
     ahead_blocks: int = Field(
         2, ge=0, le=8, description="blocks of a session drafted ahead of what is known to be committed; 0: none"
     )
@@ -48,8 +49,8 @@ class DraftConfig(WorkerConfig):
 
     @model_validator(mode="after")
     def _layers(self) -> "DraftConfig":
-        if draft_pb2.PROPOSER_EARLY_EXIT in self.kinds and not self.early_exit_layers:
-            raise ValueError("early_exit needs --early-exit-layers")
+        if draft_pb2.PROPOSER_EARLY_EXIT in self.kinds and bool(self.early_exit_layers) == bool(self.early_exit):
+            raise ValueError("early_exit needs one of --early-exit-layers and --early-exit")
         return self
 
     @cached_property

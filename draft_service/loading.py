@@ -3,25 +3,33 @@
 from draft_service.config import DraftConfig
 from draft_service.service import Engines
 from outrider.lm.configured import configured_engine
-from outrider.lm.engine import EngineInfo
+from outrider.lm.engine import Engine, EngineInfo
 from outrider.lm.tokenizer import load_tokenizer, vocabulary_of
 from outrider.v1 import draft_pb2
+from outrider.v1.draft_pb2 import Proposer
 
 # What the worker holds at most when nothing that runs a model is on offer and no context length is configured.
 _LOOKUP_CONTEXT = 1 << 20
 
+_RUN_A_MODEL = {draft_pb2.PROPOSER_MODEL, draft_pb2.PROPOSER_EARLY_EXIT}
+
 
 def load_engines(config: DraftConfig) -> Engines:
     """Loads what the proposers need: nothing but a tokenizer for those that only copy. Raises ModelRefused."""
-    layers = {draft_pb2.PROPOSER_MODEL: 0, draft_pb2.PROPOSER_EARLY_EXIT: config.early_exit_layers}
-    engines = {
-        kind: configured_engine(config, layers=layers[kind], target=config.target_model)
-        for kind in config.kinds
-        if kind in layers
-    }
+    engines = {kind: _engine(kind, config) for kind in config.kinds if kind in _RUN_A_MODEL}
     if engines:
         return engines, next(iter(engines.values())).info
     return engines, lookup_info(config)
+
+
+def _engine(kind: Proposer.ValueType, config: DraftConfig) -> Engine:
+    if kind == draft_pb2.PROPOSER_MODEL:
+        return configured_engine(config, target=config.target_model)
+    if config.early_exit:
+        # It stands on the first layers of the target, whose weights are read from where the target's are.
+        exit_of = config.model_copy(update={"model": config.early_exit})
+        return configured_engine(exit_of, target=config.target_model or config.model)
+    return configured_engine(config, layers=config.early_exit_layers)
 
 
 def lookup_info(config: DraftConfig) -> EngineInfo:

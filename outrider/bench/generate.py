@@ -141,7 +141,7 @@ class Generate:
         """How transformers makes such blocks; empty when it cannot."""
         if drafted.proposer is ProposerName.prompt_lookup:
             return {"prompt_lookup_num_tokens": drafted.length}
-        if drafted.proposer is ProposerName.early_exit:
+        if drafted.proposer is ProposerName.early_exit and self.pair.early_exit_layers:
             return {"assistant_early_exit": self.pair.early_exit_layers, "num_assistant_tokens": drafted.length}
         if drafted.proposer is ProposerName.model and self.draft is not None:
             # Kept at the assistant, not given to generate.

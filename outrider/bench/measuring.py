@@ -102,6 +102,7 @@ async def _in_process(job: Job, ours: Services, stack: AsyncExitStack) -> list[W
         target=system.target,
         draft=system.draft,
         early_exit_layers=system.early_exit_layers,
+        early_exit=system.early_exit,
         dtype=system.dtype,
         device=system.device,
         threads=system.target_threads or fair_threads(),

@@ -25,6 +25,7 @@ class Pair:
     Attributes:
         target, draft: MODELs.
         early_exit_layers: layers of the target that the early exit runs.
+        early_exit: directory of a trained exit, which runs instead.
         dtype, device: empty leaves the choice to the loader, as the services do.
         threads: CPU threads; both models take turns.
         context_length: longest sequence in tokens; 0 is the model's own.
@@ -33,6 +34,7 @@ class Pair:
     target: str
     draft: str
     early_exit_layers: int = 0
+    early_exit: str = ""
     dtype: str = ""
     device: str = ""
     threads: int = 1
@@ -44,7 +46,9 @@ class Pair:
 
     def runs(self, proposer: ProposerName) -> tuple[str, int]:
         """(MODEL, its first so many layers or 0 for all) of a proposer that runs a model."""
-        return (self.target, self.early_exit_layers) if proposer is ProposerName.early_exit else (self.draft, 0)
+        if proposer is not ProposerName.early_exit:
+            return self.draft, 0
+        return (self.early_exit, 0) if self.early_exit else (self.target, self.early_exit_layers)
 
 
 def prompt_ids(tokenizer: PreTrainedTokenizerBase, prompt: Prompt) -> list[int]:

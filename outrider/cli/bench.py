@@ -16,7 +16,16 @@ from outrider.bench.runner import Plan
 from outrider.bench.sample import Asked
 from outrider.cli.bench_view import BenchView, show
 from outrider.cli.generate import ACCEPTANCE, AcceptanceName
-from outrider.cli.options import LONGEST_LOOKAHEAD, Device, Dtype, EarlyExitLayers, LogLevel, ProposerName, Threads
+from outrider.cli.options import (
+    LONGEST_LOOKAHEAD,
+    Device,
+    Dtype,
+    EarlyExit,
+    EarlyExitLayers,
+    LogLevel,
+    ProposerName,
+    Threads,
+)
 from outrider.cli.run import Failure, run, told
 from outrider.cli.startup import StartupView
 from outrider.cli.system import SystemOptions
@@ -38,6 +47,7 @@ def bench(
         ProposerName | None, typer.Option(help="What makes the blocks; the worker's default without it.")
     ] = None,
     early_exit_layers: EarlyExitLayers = 0,
+    early_exit: EarlyExit = "",
     lookahead: Annotated[
         int | None, typer.Option(min=1, max=LONGEST_LOOKAHEAD, help="Longest block; the orchestrator's without it.")
     ] = None,
@@ -100,6 +110,7 @@ def bench(
                 lookahead=lookahead,
                 proposers=((proposer or ProposerName.model).value,),
                 early_exit_layers=early_exit_layers,
+                early_exit=early_exit,
                 dtype=dtype,
                 device=device,
                 context_length=context_length,
@@ -127,7 +138,7 @@ def _demo_pair(job: Job, started: SystemOptions) -> Job:
         target=pair.target,
         draft=pair.draft,
         proposers=pair.proposers,
-        early_exit_layers=started.early_exit_layers or pair.early_exit_layers,
+        early_exit_layers=started.early_exit_layers or (0 if started.early_exit else pair.early_exit_layers),
         dtype=started.dtype or pair.dtype,
     )
     if job.proposer is not None:

@@ -1,5 +1,6 @@
 """`outrider distill`: makes a small draft for any llama-like target."""
 
+from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -17,6 +18,19 @@ from outrider.lm.engine import ModelRefused
 if TYPE_CHECKING:
     from outrider.distill.run import Report
 
+
+class Kind(StrEnum):
+    """What is made."""
+
+    model = "model"
+    exit = "exit"
+
+    @property
+    def layers(self) -> int:
+        """That learn, unless told otherwise."""
+        return 2 if self is Kind.model else 1
+
+
 _CAPTION = (
     "Rates by position count the blocks in which all before it was accepted. Sampling: at temperature 1, the first "
     "position of a block."
@@ -29,7 +43,13 @@ def distill(
     work: Annotated[
         Path | None, typer.Option(help="Directory for texts and checkpoints; DIR/work without it.", metavar="DIR")
     ] = None,
-    layers: Annotated[int, typer.Option(min=1, help="Layers of the draft, to begin with the target's first.")] = 2,
+    kind: Annotated[
+        Kind, typer.Option(help="model: a draft of its own layers; exit: the target's first, and an exit.")
+    ] = (Kind.model),
+    layers: Annotated[
+        int, typer.Option(min=0, help="Layers that learn, to begin with the target's; 0: 2, or 1 in an exit.")
+    ] = 0,
+    exit_layers: Annotated[int, typer.Option(min=0, help="Layers of the target that run before the exit.")] = 0,
     kept: Annotated[int, typer.Option(min=2, help="Tokens that the draft can propose, the most frequent.")] = 8192,
     own_head: Annotated[bool, typer.Option(help="Whether the draft's head learns and is stored with it.")] = True,
     begin_with: Annotated[
@@ -63,9 +83,12 @@ def distill(
         from outrider.distill.training import TrainingOptions
         from outrider.distill.writer import WriterOptions
 
+        if (kind is Kind.exit) != (exit_layers > 0) and begin_with is None:
+            raise Failure("--kind exit needs --exit-layers, and no other kind has them")
         questions = tuple(filter(None, map(str.strip, prompts.read_text().splitlines()))) if prompts else ()
         options = DistillOptions(
-            layers=layers,
+            layers=layers or kind.layers,
+            exit_layers=exit_layers,
             kept=kept,
             own_head=own_head,
             begin_with=begin_with,

@@ -55,6 +55,9 @@ Lookahead = Annotated[
 EarlyExitLayers = Annotated[
     int, typer.Option(min=0, help="Layers of the target that the early_exit draft runs; 0 leaves the choice to it.")
 ]
+EarlyExit = Annotated[
+    str, typer.Option(help="Trained exit of the target that the early_exit draft runs instead.", metavar="DIR")
+]
 Threads = Annotated[int, typer.Option(min=0, help="CPU threads of the worker's model; 0 leaves the choice.")]
 MeasureThreads = Annotated[
     bool,

@@ -41,6 +41,7 @@ class SystemOptions:
             the orchestrator choose every round's.
         proposers: what the draft worker offers; the first is its default.
         early_exit_layers: layers of the early exit.
+        early_exit: directory of a trained exit, which runs instead.
         ahead_blocks: blocks that the draft worker drafts ahead; 0 on one machine, where it would take from the target.
         target_threads, draft_threads: CPU threads of the models; 0 takes `fair_threads`.
         host, port: where the orchestrator listens; port 0 chooses a free one.
@@ -53,6 +54,7 @@ class SystemOptions:
     lookahead: int | None = None
     proposers: tuple[str, ...] = ("model",)
     early_exit_layers: int = 0
+    early_exit: str = ""
     ahead_blocks: int = 0
     dtype: str = ""
     device: str = ""
@@ -175,6 +177,7 @@ def _draft(options: SystemOptions) -> Command:
     # The client's own prediction costs the worker nothing to offer.
     offered = dict.fromkeys((*options.proposers, ProposerName.prediction.value))
     flags |= {"proposers": ",".join(offered), "early-exit-layers": options.early_exit_layers}
+    flags |= {"early-exit": options.early_exit}
     flags |= {"ahead-blocks": str(options.ahead_blocks)}
     flags |= {"target-model": options.target}  # a distilled draft shares its embeddings
     return _service("draft", "draft_service", flags)

@@ -35,8 +35,9 @@ async def with_threads(options: SystemOptions, *, measure: bool) -> tuple[System
 
 def _pair(options: SystemOptions, drafts: str) -> Pair:
     early = drafts == ProposerName.early_exit.value
+    draft = options.early_exit if early and options.early_exit else options.draft
     layers = options.early_exit_layers if early else 0
-    return Pair(options.target, options.draft, layers, options.dtype, options.lookahead or _LOOKAHEAD)
+    return Pair(options.target, draft, layers, options.dtype, options.lookahead or _LOOKAHEAD)
 
 
 def _computes_elsewhere(options: SystemOptions) -> bool:

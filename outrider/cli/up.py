@@ -12,6 +12,7 @@ from outrider.cli.options import (
     DEFAULT_PORT,
     Device,
     Dtype,
+    EarlyExit,
     EarlyExitLayers,
     LogLevel,
     Lookahead,
@@ -49,6 +50,7 @@ def up(
         list[ProposerName] | None, typer.Option(help="What makes the blocks; again for more, the first is the default.")
     ] = None,
     early_exit_layers: EarlyExitLayers = 0,
+    early_exit: EarlyExit = "",
     ahead_blocks: Annotated[
         int, typer.Option(min=0, max=8, help="Blocks drafted ahead; takes cores from the target on one machine.")
     ] = 0,
@@ -79,6 +81,7 @@ def up(
         lookahead=lookahead,
         proposers=proposers,
         early_exit_layers=early_exit_layers,
+        early_exit=early_exit,
         ahead_blocks=ahead_blocks,
         dtype=dtype,
         device=device,

@@ -24,7 +24,8 @@ class DistillOptions:
     """What is made.
 
     Attributes:
-        layers: of the draft.
+        layers: of the draft's own.
+        exit_layers: layers of the target that it runs before them and that do not learn; 0 but for a trained exit.
         kept: tokens that it can propose, the most frequent ones.
         own_head: whether its head learns and is stored; if not, it is made of the target's rows.
         begin_with: directory of a draft of the same target that goes on learning: its layers, kept tokens and head
@@ -36,6 +37,7 @@ class DistillOptions:
     """
 
     layers: int = 2
+    exit_layers: int = 0
     kept: int = 8192
     own_head: bool = True
     begin_with: Path | None = None
@@ -75,7 +77,8 @@ def distill(target_name: str, directory: Path, work: Path, options: DistillOptio
     source, vocabulary = target.source, target.vocabulary
     begun = _begun(options.begin_with, vocabulary.fingerprint)
     layers = target.model.config.get_text_config(decoder=True).num_hidden_layers
-    if options.layers > layers or options.kept > vocabulary.size:
+    depth = options.exit_layers + options.layers
+    if depth > layers or options.kept > vocabulary.size:
         raise ModelRefused(f"{target_name} has {layers} layers and a vocabulary of {vocabulary.size} tokens")
     corpus = Corpus(work / "corpus", options.corpus)
     corpus.write(target, options.threads, lambda done, total: progress("writing text", done, total))
@@ -85,7 +88,8 @@ def distill(target_name: str, directory: Path, work: Path, options: DistillOptio
     torch.manual_seed(options.training.seed)
     if begun is None:
         kept = torch.from_numpy(most_frequent(texts, vocabulary.size, options.kept))
-        student, training = Student(source, options.layers, kept, device, options.own_head), options.training
+        student = Student(source, depth, kept, device, options.own_head, options.exit_layers)
+        training = options.training
     else:
         kept, student = begun.tensors["kept"], Student.of(begun, source, device)
         training = replace(options.training, begun_with=begun.weights_hash())

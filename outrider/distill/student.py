@@ -1,4 +1,5 @@
-"""The draft while it learns: the target's first layers with a head of few rows."""
+"""The draft while it learns: the target's first layers with a head of few rows. Of an exit the first ones stay as they
+are."""
 
 from typing import Any
 
@@ -23,10 +24,17 @@ class Student(nn.Module):
     Args:
         kept: [n] int32, the tokens that it can propose, ascending.
         own_head: whether the head's rows learn; if not, they stay the target's and are not part of the draft.
+        shared: how many of the layers do not learn and are not part of it either.
     """
 
     def __init__(
-        self, target: ModelSource, layers: int, kept: torch.Tensor, device: torch.device, own_head: bool = True
+        self,
+        target: ModelSource,
+        layers: int,
+        kept: torch.Tensor,
+        device: torch.device,
+        own_head: bool = True,
+        shared: int = 0,
     ) -> None:
         """Raises ModelRefused when the target has fewer layers, and whatever reading it raises."""
         super().__init__()
@@ -34,22 +42,23 @@ class Student(nn.Module):
             model = load_weights(target, load_config(target, layers), "float32", device)
         model.set_attn_implementation("sdpa")
         decoder = Decoder.of(model)
-        self._body = model.base_model
+        self._body = model.base_model.requires_grad_(False)
         self._head = reduced(decoder.head, kept.long().to(device))
-        self.learned = nn.ModuleDict({"layers": decoder.layers, "norm": decoder.norm})
+        self.learned = nn.ModuleDict({"layers": decoder.layers_from(shared), "norm": decoder.norm})
         if own_head:
             self.learned["head"] = self._head
         with torch.no_grad():
             for weight in decoder.norm.parameters():
                 weight.mul_(_NORM_SCALE)
         self.learned.requires_grad_(True)
-        self._kept, self._layers = kept, layers
+        self._kept, self._layers, self._shared = kept, layers, shared
 
     @staticmethod
     def of(draft: DistilledDraft, target: ModelSource, device: torch.device) -> "Student":
         """One that goes on where the draft is. Raises ModelRefused when its layers are not the target's."""
         tensors = dict(draft.tensors)
-        student = Student(target, draft.layers, tensors.pop("kept"), device, "head.weight" in tensors)
+        own_head = "head.weight" in tensors
+        student = Student(target, draft.layers, tensors.pop("kept"), device, own_head, draft.shared)
         try:
             student.learned.load_state_dict(tensors)
         except RuntimeError as error:
@@ -66,7 +75,7 @@ class Student(nn.Module):
         """What is served, in bfloat16."""
         tensors = {name: tensor.detach().bfloat16().cpu() for name, tensor in self.learned.state_dict().items()}
         tensors["kept"] = self._kept.to(torch.int32)
-        return DistilledDraft(target.portable_name, self._layers, vocab_fingerprint, tensors)
+        return DistilledDraft(target.portable_name, self._layers, vocab_fingerprint, tensors, self._shared)
 
 
 class SoftTargets(torch.autograd.Function):

@@ -34,6 +34,10 @@ class Decoder:
             raise _another(model)
         return Decoder(body.embed_tokens, body.layers, body.norm, head)
 
+    def layers_from(self, first: int) -> nn.ModuleDict:
+        """The layers from that index on, by index."""
+        return nn.ModuleDict({str(index): layer for index, layer in enumerate(self.layers) if index >= first})
+
 
 def layer_by_layer(model: PreTrainedModel) -> Run:
     """As `run_model`, with nothing around the parts: a quarter less time for a model of two layers."""

@@ -1,8 +1,9 @@
-"""A distilled draft: a directory with a few layers and a reduced head. Everything else is its target's own.
+"""A distilled draft: a directory with a few layers and a reduced head. Everything else is its target's own: embeddings,
+and of a trained exit the first layers.
 
 `draft.json` says what it needs; `draft.safetensors` holds, float or bfloat16:
 
-    layers.N.*    the decoder layers, named as in the target
+    layers.N.*    the decoder layers of its own, named as in the target
     norm.weight   the norm before the head
     head.weight   [kept, hidden size]; absent where the target's own rows serve
     kept          [kept] int32, ascending: the tokens that the draft can propose
@@ -35,15 +36,17 @@ class DistilledDraft:
 
     Attributes:
         target: MODEL that it was made for; of a file or a directory only the name.
-        layers: how many.
+        layers: how many, the target's included.
         vocab_fingerprint: of its target's vocabulary.
         tensors: as above.
+        shared: how many of the layers, the first ones, are the target's own.
     """
 
     target: str
     layers: int
     vocab_fingerprint: str
     tensors: dict[str, torch.Tensor] = field(repr=False)
+    shared: int = 0
 
     def save(self, directory: Path) -> None:
         """Writes the directory's two files, weights first; a draft that was there is replaced file by file."""
@@ -73,9 +76,11 @@ class DistilledDraft:
 
     def check(self) -> None:
         """Raises TypeError when a field is not what the class says, KeyError or ValueError where it is about `kept`."""
-        for name, kind in (("target", str), ("layers", int), ("vocab_fingerprint", str)):
+        for name, kind in (("target", str), ("layers", int), ("vocab_fingerprint", str), ("shared", int)):
             if type(getattr(self, name)) is not kind:
                 raise TypeError(f"{name} is {getattr(self, name)!r:.40}")
+        if not 0 <= self.shared < self.layers:
+            raise ValueError(f"{self.shared} of {self.layers} layers are shared")
         kept = self.tensors["kept"]
         if kept.dtype != torch.int32 or kept.ndim != 1:
             raise ValueError(f"kept is {kept.dtype} of {kept.ndim} dimensions")
@@ -106,7 +111,7 @@ class DistilledDraft:
         tensors = dict(self.tensors)
         kept = tensors.pop("kept").long().to(model.device)
         rows = tensors.pop("head.weight", None)
-        body = nn.ModuleDict({"layers": decoder.layers, "norm": decoder.norm})
+        body = nn.ModuleDict({"layers": decoder.layers_from(self.shared), "norm": decoder.norm})
         try:
             body.load_state_dict(tensors)
             head = reduced(decoder.head, kept, rows)

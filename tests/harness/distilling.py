@@ -37,14 +37,16 @@ def load_target(directory: str) -> Target:
     return Target.load(directory, "float32", torch.device("cpu"), silent)
 
 
-def untrained_draft(model: str, kept: torch.Tensor, directory: Path) -> DistilledDraft:
-    """The first layer of the model in a directory, with a head of the tokens `kept`; saved."""
+def untrained_draft(model: str, kept: torch.Tensor, directory: Path, shared: int = 0) -> DistilledDraft:
+    """The first layer of the model in a directory, or the one after `shared` layers, which stay the model's; with a
+    head of the tokens `kept`. Saved."""
     source = parse_source(model)
     config = load_config(source)
     decoder = Decoder.of(load_weights(source, config, "float32", torch.device("cpu")))
     fingerprint = vocabulary_of_source(source, "", config).fingerprint
-    layers = {f"layers.0.{name}": tensor for name, tensor in decoder.layers[0].state_dict().items()}
+    layers = {f"layers.{shared}.{name}": tensor for name, tensor in decoder.layers[shared].state_dict().items()}
     norm = {f"norm.{name}": tensor for name, tensor in decoder.norm.state_dict().items()}
-    draft = DistilledDraft(source.portable_name, 1, fingerprint, layers | norm | {"kept": kept.to(torch.int32)})
+    tensors = layers | norm | {"kept": kept.to(torch.int32)}
+    draft = DistilledDraft(source.portable_name, shared + 1, fingerprint, tensors, shared)
     draft.save(directory)
     return draft

@@ -147,6 +147,34 @@ def test_from_a_target_to_a_draft_that_is_served_as_measured(tmp_path: Path, arc
     assert tokens / passes == pytest.approx(report.after.tokens_per_pass, rel=0.1)
 
 
+def test_an_exit_learns_above_the_targets_own_layers(tmp_path: Path) -> None:
+    directory = save_tiny(tmp_path / "model", "llama")
+    report = distill(directory, tmp_path / "exit", tmp_path / "work", replace(OPTIONS, exit_layers=2), silent)
+    made = DistilledDraft.load(tmp_path / "exit")
+    assert (made.layers, made.shared) == (3, 2)
+    assert {name.split(".")[1] for name in made.tensors if name.startswith("layers.")} == {"2"}
+    assert report.after.overlap > report.before.overlap, "it learned nothing"
+    # What it stands on is what the target has: it goes on from there without a difference.
+    student = Student.of(made, parse_source(directory), CPU)
+    before = Student(parse_source(directory), 3, made.tensors["kept"], CPU, shared=2)
+    assert not any(weight.requires_grad for name, weight in student.named_parameters() if "layers.0" in name)
+    served = load_engine(str(tmp_path / "exit"), EngineOptions(kv_pages=100, dtype="float32", target=directory))
+    words = int32([3, 60, 7, 7, 30])
+    (logits,) = served.forward([Segment(served.open(words), words, 5)])
+    kept = made.tensors["kept"].long()
+    with torch.inference_mode():
+        wanted = torch.ones(1, 5, dtype=torch.bool)
+        learned, fresh = (it(torch.from_numpy(words).long()[None], wanted) for it in (student, before))
+    torch.testing.assert_close(logits[:, kept], learned, rtol=2e-2, atol=2e-2)
+    assert not torch.allclose(learned, fresh, atol=2e-2)
+
+
+def test_an_exit_is_not_deeper_than_the_target(tmp_path: Path) -> None:
+    directory = save_tiny(tmp_path / "model", "llama")
+    with pytest.raises(ModelRefused, match="has 3 layers"):
+        distill(directory, tmp_path / "exit", tmp_path / "work", replace(OPTIONS, exit_layers=3), silent)
+
+
 def test_a_finished_run_is_not_run_again(tmp_path: Path) -> None:
     directory = save_tiny(tmp_path / "model", "llama")
     first = distill(directory, tmp_path / "draft", tmp_path / "work", OPTIONS, silent)

@@ -38,6 +38,27 @@ def test_a_draft_serves_its_own_layers_and_the_kept_rows_of_the_targets_head(tmp
     assert bool((logits[:, others] < -1e29).all())
 
 
+def test_an_exit_shares_the_first_layers(tmp_path: Path) -> None:
+    target = save_tiny(tmp_path / "target", "llama")
+    exit_of = untrained_draft(target, KEPT, tmp_path / "exit", shared=1)
+    assert not any(name.startswith("layers.0.") for name in exit_of.tensors)
+    engine = load_engine(str(tmp_path / "exit"), serving(target))
+    whole = load_engine(target, EngineOptions(kv_pages=100, layers=2))
+    words = int32([3, 60, 7, 7, 30])
+    (logits,) = engine.forward([Segment(engine.open(words), words, 5)])
+    (expected,) = whole.forward([Segment(whole.open(words), words, 5)])
+    torch.testing.assert_close(logits[:, KEPT], expected[:, KEPT], rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("shared", [-1, 1, 2, "1"])
+def test_an_exit_without_layers_of_its_own_is_refused(tmp_path: Path, shared: object) -> None:
+    target = save_tiny(tmp_path / "target", "llama")
+    untrained_draft(target, KEPT, tmp_path / "exit")
+    settings = json.loads((tmp_path / "exit" / DRAFT_FILE).read_text())
+    (tmp_path / "exit" / DRAFT_FILE).write_text(json.dumps(settings | {"shared": shared}))
+    assert "no whole draft" in refused(tmp_path / "exit", target)
+
+
 async def test_the_law_shipped_is_the_law_drawn_from_and_knows_kept_tokens_alone(tmp_path: Path) -> None:
     target = save_tiny(tmp_path / "target", "llama")
     untrained_draft(target, KEPT, tmp_path / "draft")

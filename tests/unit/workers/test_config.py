@@ -42,13 +42,20 @@ def test_proposers_are_a_list_with_the_default_first() -> None:
     assert config.kinds == (draft_pb2.PROPOSER_PROMPT_LOOKUP, draft_pb2.PROPOSER_MODEL)
 
 
+def test_an_early_exit_is_trained_or_bare() -> None:
+    arguments = ["--model", "m", "--proposers", "early_exit", "--early-exit", "e"]
+    assert parse_config(DraftConfig, arguments).early_exit == "e"
+    with pytest.raises(ConfigError, match="needs one of"):
+        parse_config(DraftConfig, [*arguments, "--early-exit-layers", "2"])
+
+
 @pytest.mark.parametrize(
     ("value", "message"),
     [
         ("medusa", "'medusa' is no proposer"),
         ("model,model", "a proposer stands twice"),
         ("", "'' is no proposer"),
-        ("early_exit", "early_exit needs --early-exit-layers"),
+        ("early_exit", "early_exit needs one of --early-exit-layers and --early-exit"),
     ],
 )
 def test_bad_proposers_are_named(value: str, message: str) -> None:
