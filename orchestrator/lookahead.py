@@ -36,7 +36,7 @@ _BETTER_ACCEPTANCE = 0.1
 # Probes after which their mean cost forgets.
 _PROBES = 8.0
 # Rounds of time that a session is given for probes at its start: it may be unlike those before it.
-_FIRST_CREDIT = 0.5
+_FIRST_CREDIT = 0.25
 # All sessions decode plainly until so many passes without blocks were seen, because what plain rounds take is not to be
 # told from rounds with blocks; and on, while each makes them look so much better, but for no more rounds than this.
 _PLAIN_PASSES, _SURPRISE, _LONGEST_TRIAL = 2, 0.02, 12
