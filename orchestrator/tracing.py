@@ -4,7 +4,6 @@ A request that is not recorded has no RequestTrace, and its sessions no SessionT
 What is told of a request is numbers and names, never its text or its tokens.
 """
 
-import asyncio
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -15,13 +14,12 @@ import grpc
 from opentelemetry.context import Context, attach
 from opentelemetry.trace import Span, SpanContext, SpanKind, StatusCode, set_span_in_context
 
+from orchestrator.ending import answer, error_type
 from orchestrator.latency import RESUME
 from orchestrator.names import told
 from orchestrator.request import GenerationPlan
-from orchestrator.running import being_cancelled, interrupted
 from orchestrator.stats import RoundStats
 from orchestrator.text.output import Kept
-from outrider.net.errors import OutriderError, reason_name
 from outrider.observe.tracing import HEADER, Event, Spans, epoch_nanos, remote_context, traceparent
 from outrider.v1 import orchestrator_pb2
 from outrider.v1.orchestrator_pb2 import Acceptance, FinishReason, PlainReason, TokenOrigin
@@ -131,14 +129,8 @@ class RequestTrace:
 
     def failed(self, error: BaseException) -> None:
         """The call ends with the status that the service makes of an error."""
-        if isinstance(error, asyncio.CancelledError) and not being_cancelled():
-            error = interrupted()
-        if isinstance(error, OutriderError):
-            self.answered(error.code, reason_name(error.reason))
-        elif isinstance(error, asyncio.CancelledError | grpc.aio.BaseError):
-            self.answered(grpc.StatusCode.CANCELLED, "cancelled")
-        else:
-            self.answered(grpc.StatusCode.UNAVAILABLE, type(error).__name__)
+        failure = answer(error)
+        self.answered(failure.code if failure is not None else grpc.StatusCode.CANCELLED, error_type(error))
 
     def answered(self, code: grpc.StatusCode, error: str = "") -> None:
         """The call has this status."""

@@ -5,27 +5,19 @@ import asyncio
 import grpc
 import pytest
 from opentelemetry import trace
-from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
-from opentelemetry.sdk.trace.export import SimpleSpanProcessor
-from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
-from opentelemetry.sdk.trace.sampling import ALWAYS_OFF, ALWAYS_ON, Sampler
+from opentelemetry.sdk.trace import ReadableSpan
+from opentelemetry.sdk.trace.sampling import ALWAYS_OFF
 from opentelemetry.trace import INVALID_SPAN_CONTEXT, StatusCode
 
 from orchestrator.tracing import RequestTrace, traced
 from outrider.config import ConfigError
 from outrider.net.errors import OutriderError
 from outrider.observe.otlp import traces
-from outrider.observe.tracing import SpanIds, Spans, remote_context, traceparent
+from outrider.observe.tracing import remote_context, traceparent
 from outrider.v1 import types_pb2
+from tests.harness.spans import recorder
 
 SENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
-
-
-def recorder(sampler: Sampler = ALWAYS_ON) -> tuple[Spans, InMemorySpanExporter]:
-    exporter, ids = InMemorySpanExporter(), SpanIds()
-    provider = TracerProvider(sampler, id_generator=ids, shutdown_on_exit=False)
-    provider.add_span_processor(SimpleSpanProcessor(exporter))
-    return Spans(provider, ids, "test"), exporter
 
 
 def test_a_context_survives_the_wire() -> None:
