@@ -13,7 +13,7 @@ from orchestrator.tracing import RequestTrace, traced
 from outrider.config import ConfigError
 from outrider.net.errors import OutriderError
 from outrider.observe.otlp import traces
-from outrider.observe.tracing import remote_context, traceparent
+from outrider.observe.tracing import child, remote_context, traceparent
 from outrider.v1 import types_pb2
 from tests.harness.spans import recorder
 
@@ -35,17 +35,20 @@ def test_what_is_no_context_is_none(header: str) -> None:
     assert not remote_context(header).is_valid
 
 
-def test_a_span_gets_the_id_that_was_told_before_and_only_that_span() -> None:
-    spans, exporter = recorder()
+def test_a_span_that_has_ended_is_as_it_was_told() -> None:
+    spans, _ = recorder()
     parent = remote_context(SENT)
-    context = spans.child(parent)
-    assert spans.record("one", parent, 1, 2, context=context).span_id == context.span_id
-    assert spans.record("other", context, 1, 2).span_id != context.span_id
-    one, other = exporter.get_finished_spans()
+    context = child(parent)
+    one = spans.ended("one", parent, 1, 2, {"a": 1}, context=context, links=[parent], error="BAD")
+    other = spans.ended("other", context, 2, 1)
     assert (one.parent, other.parent) == (parent, context)
-    assert (one.start_time, one.end_time) == (1, 2)
-    assert one.context is not None
-    assert one.context.trace_id == parent.trace_id
+    assert (one.start_time, one.end_time, other.start_time, other.end_time) == (1, 2, 2, 2)
+    assert (one.context, one.status.status_code) == (context, StatusCode.ERROR)
+    assert one.attributes == {"a": 1, "error.type": "BAD"}
+    assert [link.context for link in one.links] == [parent]
+    assert other.context is not None
+    assert (other.context.trace_id, other.context.trace_flags) == (parent.trace_id, parent.trace_flags)
+    assert len({parent.span_id, context.span_id, other.context.span_id}) == 3
 
 
 async def ended_with(error: BaseException | None) -> ReadableSpan:
@@ -112,6 +115,7 @@ async def test_without_tracing_a_call_has_no_span() -> None:
     ("environment", "complaint"),
     [
         ({"OTEL_EXPORTER_OTLP_PROTOCOL": "http/json"}, "OTEL_EXPORTER_OTLP_PROTOCOL is 'http/json'"),
+        ({"OTEL_BSP_SCHEDULE_DELAY": "0.5"}, "OTEL_BSP_SCHEDULE_DELAY is '0.5', must be a whole number above 0"),
         ({"OTEL_TRACES_EXPORTER": "jaeger"}, "OTEL_TRACES_EXPORTER is 'jaeger'"),
     ],
 )
