@@ -28,7 +28,7 @@ from outrider.law.noise import BatchNoise, Purpose
 from outrider.lm.model_info import model_info
 from outrider.lm.synthetic import SyntheticEngine
 from outrider.lm.synthetic_spec import SyntheticSpec
-from outrider.net.server import Server, until_signal
+from outrider.net.server import Server, on_signal
 from outrider.v1 import draft_pb2, draft_pb2_grpc, target_pb2, target_pb2_grpc, types_pb2
 
 DRAFT_NAME = draft_pb2.DESCRIPTOR.services_by_name["DraftService"].full_name
@@ -208,6 +208,7 @@ async def started(name: str, add: Callable[[grpc.aio.Server], None], stack: Asyn
 async def serve(options: argparse.Namespace) -> None:
     spec = SyntheticSpec(vocab_size=options.vocabulary, order=0)
     model, laws = model_info(SyntheticEngine(spec).info, include_token_hashes=True), Laws(options.vocabulary)
+    stopped = on_signal()
     async with AsyncExitStack() as stack:
 
         async def target() -> str:
@@ -221,7 +222,7 @@ async def serve(options: argparse.Namespace) -> None:
         targets = [await target() for _ in range(options.targets)]
         drafts = [await draft() for _ in range(options.drafts)]
         print(f"listening on {','.join(targets)}/{','.join(drafts)}", flush=True)
-        await until_signal()
+        await stopped.wait()
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -2,7 +2,7 @@
 
     python -m bench.tracing_cost
 
-Three systems run at the same time, and streams go to them in turn, so that what else the machine does meets all three.
+Three systems run at the same time, and streams go to them in turn, to and fro, so that what else the machine does meets all three.
 The models are synthetic ones whose passes take a fixed time; every request is traced (a sampler makes it less). The
 collector is rotel, which throws away what it gets; the dead one is an address where nobody listens.
 
@@ -102,15 +102,16 @@ async def gaps(stub: OrchestratorServiceStub, options: argparse.Namespace) -> li
 
 async def measure(options: argparse.Namespace) -> None:
     async with AsyncExitStack() as stack:
-        settings = {"off": {}, "on": stack.enter_context(collector()), "dead collector": DEAD}
+        settings = {"off": {}, "on": stack.enter_context(collector()), "dead collector": DEAD, "off again": {}}
         stubs = {
-            name: await stack.enter_async_context(system(each, options.pass_ms)) for name, each in settings.items()
+            name: await stack.enter_async_context(system(settings[name], options.pass_ms))
+            for name in options.systems.split(",")
         }
         print(f"load of the machine: {os.getloadavg()[0]:.1f}")
         seen: dict[str, list[float]] = {name: [] for name in stubs}
         for turn in range(options.turns + 1):
-            for name, stub in stubs.items():
-                found = await gaps(stub, options)
+            for name in list(stubs)[:: -1 if turn % 2 else 1]:
+                found = await gaps(stubs[name], options)
                 seen[name] += found if turn else []
     off = np.percentile(seen["off"], [50, 99])
     print("| tracing | rounds | median, ms | ratio | p99, ms | ratio |")
@@ -126,6 +127,11 @@ def main() -> int:
     parser.add_argument("--streams", type=int, default=4, help="at the same time")
     parser.add_argument("--tokens", type=int, default=100, help="of each")
     parser.add_argument("--turns", type=int, default=10, help="of each system; one more is not counted")
+    parser.add_argument(
+        "--systems",
+        default="off,on,dead collector",
+        help='those to compare; "off again" is a second "off", to see how far chance alone goes',
+    )
     parser.add_argument("--pass-ms", type=float, default=20.0, help="what a pass of the target takes at least")
     asyncio.run(measure(parser.parse_args()))
     return 0

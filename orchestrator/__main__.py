@@ -19,7 +19,7 @@ from outrider.config import ConfigError
 from outrider.lm.tokenizer import load_tokenizer
 from outrider.net.address import is_loopback
 from outrider.net.channel import MAX_REQUEST_BYTES
-from outrider.net.server import Server, run_until_signal
+from outrider.net.server import Server, close_each, on_signal
 from outrider.net.tokens import KeysError, RequireToken
 from outrider.observe.export import exported
 from outrider.observe.otlp import traces
@@ -59,6 +59,7 @@ async def _serve(config: OrchestratorConfig, metrics: Metrics, spans: Spans | No
     tenant_of = by_metadata(config.tenant_metadata) if config.tenant_metadata else by_token
     servicer = OrchestratorServicer(orchestrator, tenant_of, spans)
     orchestrator_pb2_grpc.add_OrchestratorServiceServicer_to_server(servicer, server.grpc)
+    stopped = on_signal()
     announce(config.host, await server.start(config.host, config.port, config.tls, config.health_address))
     orchestrator.start()
     started()
@@ -71,7 +72,8 @@ async def _serve(config: OrchestratorConfig, metrics: Metrics, spans: Spans | No
         await servicer.drain(config.grace)
         await server.stop(FLUSH_SECONDS)
 
-    await run_until_signal([stop, orchestrator.close])
+    await stopped.wait()
+    await close_each([stop, orchestrator.close])
     return 0
 
 

@@ -16,7 +16,7 @@ from functools import partial
 
 from orchestrator.departures import Departures, Pace, Trip
 from orchestrator.fairness import Shares, in_turn
-from orchestrator.stats import Moments
+from orchestrator.stats import RoundStats
 from orchestrator.tenants import ANYONE, Caller
 from outrider.net.answers import MAX_ROWS_BYTES
 from outrider.net.errors import OutriderError
@@ -33,6 +33,8 @@ _BYTES_PER_TOKEN = 4
 _MOST_MICROS, _MOST_PASSES = 1 << 40, 1 << 20
 # A tenant counts as present for so long after its last item.
 _PRESENT_SECONDS = 5.0
+# Told of items that belong to no round; keeps nothing.
+_NO_ROUND = RoundStats(0)
 
 
 @dataclass(eq=False)
@@ -62,8 +64,9 @@ class _Waiting:
         since: when it began to wait for a call.
         caller: for whom.
         rows: positions whose logits the answer holds.
-        moments: of its round.
+        stats: of its round.
         call: the one that it is in.
+        wait: for that one, in seconds.
     """
 
     item: VerifyItem
@@ -71,8 +74,9 @@ class _Waiting:
     since: float
     caller: Caller
     rows: int
-    moments: Moments
+    stats: RoundStats
     call: _Call | None = None
+    wait: float = 0.0
 
     @property
     def tenant(self) -> str:
@@ -117,12 +121,12 @@ class _Lane:
         self.waiting[waiting.future] = waiting
         self.tenants[waiting.tenant] = waiting.since
 
-    def take(self, max_rows: float, max_positions: float) -> list[_Waiting]:
+    def take(self, now: float, max_rows: float, max_positions: float) -> list[_Waiting]:
         """The items of the next call, at least one: with so many dense rows at most, and with so many positions where
         there are several tenants. One that is on its way back would wait behind the passes of a longer call.
         """
         waiting: Iterable[_Waiting] = self.waiting.values()
-        if self._several():
+        if self._several(now):
             waiting = in_turn(waiting, self.shares)
         else:
             max_positions = math.inf
@@ -137,10 +141,10 @@ class _Lane:
             del self.waiting[each.future]
         return taken
 
-    def _several(self) -> bool:
+    def _several(self, now: float) -> bool:
         """Whether more than one tenant has been here of late."""
         if len(self.tenants) > 1:
-            gone = asyncio.get_running_loop().time() - _PRESENT_SECONDS
+            gone = now - _PRESENT_SECONDS
             self.tenants = {tenant: since for tenant, since in self.tenants.items() if since > gone}
         return len(self.tenants) > 1
 
@@ -155,6 +159,7 @@ class Batcher:
         waited: told how long each item that was answered waited for its call, in seconds.
         calls_in_flight: calls that the worker may hold at once: one that it computes and one that waits for it.
         prefills_in_flight: calls with a long prefix that the worker may hold at once.
+        clock: seconds, of everything here but deadlines; the event loop's own may count whole milliseconds.
 
     Attributes:
         row_bytes: of the logits of one position; 0 while unknown.
@@ -170,8 +175,9 @@ class Batcher:
         max_items: int = 256,
         calls_in_flight: int = 2,
         prefills_in_flight: int = 8,
+        clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        self._send, self._waited = send, waited
+        self._send, self._waited, self._clock = send, waited, clock
         self._short = _Lane(max_items, calls_in_flight)
         self._long = _Lane(1, prefills_in_flight)
         self._calls: set[asyncio.Task[None]] = set()
@@ -179,11 +185,11 @@ class Batcher:
         self._departures = Departures(pace, max_items)
         self.row_bytes = self.max_positions = 0
 
-    async def verify(self, item: VerifyItem, caller: Caller = ANYONE, moments: Moments | None = None) -> VerifyResult:
+    async def verify(self, item: VerifyItem, caller: Caller = ANYONE, stats: RoundStats | None = None) -> VerifyResult:
         """The result of one item; its queue time is that here and at the worker together.
 
         Args:
-            moments: told when it begins to wait for a call, and when that leaves.
+            stats: of its round.
 
         Raises OutriderError when its call failed; cancelling drops the item.
         """
@@ -191,8 +197,8 @@ class Batcher:
         lane = self._short if len(item.prefix_tokens) <= SHORT_ITEM_TOKENS * _BYTES_PER_TOKEN else self._long
         future: asyncio.Future[VerifyResult] = loop.create_future()
         rows = len(item.draft_tokens) // _BYTES_PER_TOKEN + 1 if item.row_format == ROW_FORMAT_LOGITS else 0
-        waiting = _Waiting(item, future, loop.time(), caller, rows, moments or Moments())
-        waiting.moments.queued, waiting.moments.sent = time.perf_counter(), 0.0
+        waiting = _Waiting(item, future, self._clock(), caller, rows, stats or _NO_ROUND)
+        waiting.stats.queued(waiting.since)
         lane.add(waiting)
         self._departures.back(item.session_id, waiting.since)
         # Not at once: what other sessions add in this turn of the loop goes along.
@@ -252,24 +258,25 @@ class Batcher:
 
     def _pump(self, lane: _Lane) -> None:
         """Sends what waits once the worker has room and it is time."""
-        loop = asyncio.get_running_loop()
         if lane.timer is not None:
             lane.timer.cancel()
         while lane.free_calls and lane.waiting:
-            delay = self._departures.delay(len(lane.waiting), loop.time()) if lane is self._short else 0.0
+            now = self._clock()
+            delay = self._departures.delay(len(lane.waiting), now) if lane is self._short else 0.0
             if delay > 0.0:
-                lane.timer = loop.call_later(delay, self._pump, lane)
+                lane.timer = asyncio.get_running_loop().call_later(delay, self._pump, lane)
                 return
-            self._leave(lane, loop.time())
+            self._leave(lane, now)
 
     def _leave(self, lane: _Lane, now: float) -> None:
         lane.free_calls -= 1
-        batch = lane.take(MAX_ROWS_BYTES // (self.row_bytes or 1), self.max_positions or math.inf)
+        batch = lane.take(now, MAX_ROWS_BYTES // (self.row_bytes or 1), self.max_positions or math.inf)
         trip = self._departures.left([each.item.session_id for each in batch], now) if lane is self._short else None
         task = asyncio.create_task(self._call(batch))
-        call, sent = _Call(task, len(batch)), time.perf_counter()
+        call = _Call(task, len(batch))
         for waiting in batch:
-            waiting.call, waiting.moments.sent = call, sent
+            waiting.call, waiting.wait = call, now - waiting.since
+            waiting.stats.left(now)
             self._under_way[waiting.item.session_id] = task
         self._calls.add(task)
         task.add_done_callback(partial(self._returned, lane, batch, trip))
@@ -283,19 +290,18 @@ class Batcher:
                 del self._under_way[waiting.item.session_id]
         lane.free_calls += 1
         if trip is not None:
-            self._departures.answered(trip, asyncio.get_running_loop().time())
+            self._departures.answered(trip, self._clock())
         self._pump(lane)
 
     async def _call(self, batch: list[_Waiting]) -> None:
-        began = asyncio.get_running_loop().time()
-        left = max(waiting.caller.deadline for waiting in batch) - began
+        left = max(waiting.caller.deadline for waiting in batch) - asyncio.get_running_loop().time()
         try:
-            _deliver(batch, await self._send([waiting.item for waiting in batch], left), began, self._waited)
+            _deliver(batch, await self._send([waiting.item for waiting in batch], left), self._waited)
         except OutriderError as error:
             _fail([waiting.future for waiting in batch], error)
 
 
-def _deliver(batch: list[_Waiting], response: VerifyResponse, began: float, waited: Callable[[float], None]) -> None:
+def _deliver(batch: list[_Waiting], response: VerifyResponse, waited: Callable[[float], None]) -> None:
     """Pairs results with items by position, and checks that they are about the same round."""
     results = list(response.results)
     for index, waiting in enumerate(batch):
@@ -309,8 +315,8 @@ def _deliver(batch: list[_Waiting], response: VerifyResponse, began: float, wait
             )
         else:
             _bound(result.timing)
-            result.timing.queue_micros += int((began - waiting.since) * 1e6)
-            waited(began - waiting.since)
+            result.timing.queue_micros += int(waiting.wait * 1e6)
+            waited(waiting.wait)
             future.set_result(result)
 
 

@@ -151,10 +151,10 @@ class Drafting:
         self._moved_bytes = 0
         if self._pending is None:
             return no_block(self._reason)
-        stats.moments.lookahead = self._asked
+        stats.asked = self._asked
         stats.block_ready = self._pending.done()
         if not stats.block_ready:
-            start = stats.moments.draft_wait = time.perf_counter()
+            start = stats.begins("draft wait")
             if self._pool.hedges.open:
                 await self._hedge(stats)
             in_time = await self._came(self._pending, self._timeout - (time.perf_counter() - start))

@@ -1,10 +1,12 @@
-"""How a session ends, told from how its call ended."""
+"""How a call ends, told from the error that ended its handler, and how its session does."""
 
 import asyncio
 
 import grpc
 
-from outrider.net.errors import OutriderError
+from orchestrator.running import being_cancelled, interrupted
+from outrider.net.errors import OutriderError, reason_name
+from outrider.observe.catalogue import CANCELLED
 from outrider.v1 import orchestrator_pb2, types_pb2
 from outrider.v1.orchestrator_pb2 import FinishReason
 
@@ -17,6 +19,31 @@ _INTERRUPTIONS = {
     types_pb2.ERROR_REASON_STALE_EPOCH,
     types_pb2.ERROR_REASON_STORE_UNAVAILABLE,
 }
+
+
+def answer(error: BaseException) -> OutriderError | None:
+    """What the client of a call that ended so is told; None where the client has cancelled it, or is gone.
+
+    To be asked in the task of the call: its handler is cancelled with it, and not when what it awaited was.
+    """
+    match error:
+        case OutriderError():
+            return error
+        case asyncio.CancelledError():
+            return None if being_cancelled() else interrupted()
+        case grpc.aio.BaseError():
+            return None
+        case _:
+            return OutriderError(types_pb2.ERROR_REASON_ENGINE_FAILED, "the orchestrator failed, see its log")
+
+
+def error_type(error: BaseException | None) -> str:
+    """How a call ended, as metrics and spans say it: the reason that its client is told, CANCELLED where there is
+    nobody to tell, empty where it ended well. As with `answer`, to be asked in the call's task."""
+    if error is None:
+        return ""
+    told = answer(error)
+    return reason_name(told.reason) if told is not None else CANCELLED
 
 
 def finish_reason(error: BaseException, *, resumable: bool) -> "FinishReason.ValueType":

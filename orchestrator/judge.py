@@ -1,7 +1,6 @@
 """From rows to an outcome: the law where rows are dense, then acceptance."""
 
 import asyncio
-import time
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
@@ -107,7 +106,7 @@ class Judge:
         grammar: SessionGrammar | None = None,
     ) -> tuple[Outcome, list[TokenLogprobs]]:
         """`decide` and `logprobs_of`, with their time in the statistics."""
-        start = stats.moments.accept = time.perf_counter()
+        start = stats.begins("accept")
         if isinstance(verified.rows, torch.Tensor):
             loop = asyncio.get_running_loop()
             judged = await loop.run_in_executor(self._thread, _judge, plan, tokens, proposal, verified, grammar)

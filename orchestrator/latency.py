@@ -1,15 +1,10 @@
 """The times of one request, as its client sees them."""
 
-import asyncio
 import time
 from types import TracebackType
 
-import grpc
-
+from orchestrator.ending import error_type
 from orchestrator.metrics import Metrics
-from outrider.net.errors import OutriderError, reason_name
-from outrider.observe.catalogue import CANCELLED
-from outrider.v1 import types_pb2
 
 CHAT, COMPLETION, RESUME = "chat", "text_completion", "resume"
 
@@ -31,7 +26,7 @@ class RequestTimes:
         return self
 
     def __exit__(self, _: object, error: BaseException | None, __: TracebackType | None) -> None:
-        self._metrics.request_ended(self._operation, time.perf_counter() - self._began, _error_type(error))
+        self._metrics.request_ended(self._operation, time.perf_counter() - self._began, error_type(error))
 
     def emitted(self, choice: int, generated: int) -> None:
         """So many tokens were generated for a choice so far."""
@@ -48,15 +43,3 @@ class RequestTimes:
         later = tokens - early
         per_token = (time.perf_counter() - first) / later if later else None
         self._metrics.generated(self._operation, prompt, tokens, per_token)
-
-
-def _error_type(error: BaseException | None) -> str:
-    match error:
-        case None:
-            return ""
-        case OutriderError():
-            return reason_name(error.reason)
-        case asyncio.CancelledError() | grpc.aio.BaseError():
-            return CANCELLED
-        case _:
-            return reason_name(types_pb2.ERROR_REASON_ENGINE_FAILED)

@@ -1,7 +1,6 @@
 """One round of one session: draft, verify, accept, commit, emit. The table of contents of the system."""
 
 import asyncio
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
@@ -63,9 +62,7 @@ async def score_ahead(session: Session) -> None:
 
 async def scored(session: Session) -> Scored:
     """The block of a round and what the target says about it. Raises OutriderError."""
-    stats = RoundStats(session.base_length)
-    if session.trace is not None:
-        session.trace.waits(stats)
+    stats = session.trace.stats(session.base_length) if session.trace is not None else RoundStats(session.base_length)
     proposal = await session.drafting.block(stats)
     proposal, verified = await session.verifying.rows(session.tokens, proposal, stats)
     return proposal, verified, stats
@@ -81,7 +78,7 @@ def round_tokens(proposal: Proposal, outcome: Outcome, logprobs: Sequence[TokenL
 
 async def commit(session: Session, kept: Kept, store: SessionStore, stats: RoundStats) -> None:
     """Appends the round's tokens to the stored session, fenced by epoch and base length."""
-    start = stats.moments.commit = time.perf_counter()
+    start = stats.begins("commit")
     reason = kept.finish.reason if kept.finish else 0
     await store.commit(session.plan.session_id, session.epoch, stats.base_length, kept.tokens, finish_reason=reason)
     stats.commit_micros = micros_since(start)

@@ -10,10 +10,11 @@ import grpc
 from google.protobuf.timestamp_pb2 import Timestamp
 
 from orchestrator.core import Orchestrator
+from orchestrator.ending import answer
 from orchestrator.generation import GenerationCall
 from orchestrator.latency import CHAT, COMPLETION, RESUME, RequestTimes
 from orchestrator.names import owned, told
-from orchestrator.running import Running, being_cancelled, interrupted
+from orchestrator.running import Running
 from orchestrator.store.base import FINISHED
 from orchestrator.tenants import Caller, TenantOf, by_token
 from orchestrator.tracing import traced
@@ -94,17 +95,12 @@ class OrchestratorServicer(orchestrator_pb2_grpc.OrchestratorServiceServicer):
                     raise _draining()
                 call = GenerationCall(self._orchestrator, self.running, context.write, times, self._caller(context))
                 await work(call)
-        except OutriderError as error:
-            await abort(context, error)  # type: ignore[arg-type]
-        except asyncio.CancelledError:
-            if being_cancelled():
+        except (Exception, asyncio.CancelledError) as error:
+            failure = answer(error)
+            if failure is None:
                 raise
-            await abort(context, interrupted())  # type: ignore[arg-type]
-        except grpc.aio.BaseError:
-            raise
-        except Exception:
-            log.exception("a generation failed")
-            failure = OutriderError(types_pb2.ERROR_REASON_ENGINE_FAILED, "the orchestrator failed, see its log")
+            if not isinstance(error, OutriderError | asyncio.CancelledError):
+                log.exception("a generation failed")
             await abort(context, failure)  # type: ignore[arg-type]
 
     def _caller(self, context: "grpc.aio.ServicerContext[Any, GenerateResponse]") -> Caller:

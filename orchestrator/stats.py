@@ -1,10 +1,16 @@
 """What one round cost and gave; becomes the Round message."""
 
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from typing import Literal
 
 from outrider.v1 import orchestrator_pb2
 from outrider.v1.orchestrator_pb2 import PlainReason, Round
+
+# What a round waits for, in its order.
+Part = Literal["draft wait", "verify", "accept", "commit"]
+
+_TOLD = tuple(Round.DESCRIPTOR.fields_by_name)
 
 
 def micros_since(start: float) -> int:
@@ -12,31 +18,18 @@ def micros_since(start: float) -> int:
     return int((time.perf_counter() - start) * 1e6)
 
 
-@dataclass(slots=True)
-class Moments:
-    """When the parts of a round began, in time.perf_counter()'s seconds; 0 for what did not. For its spans.
-
-    Attributes:
-        queued, sent: when the item of the last attempt began to wait for a call, and when that left.
-        lookahead: tokens that were asked for.
-        failures: (when, reason, worker) of attempts at verifying that came to nothing.
-    """
-
-    draft_wait: float = 0.0
-    verify: float = 0.0
-    queued: float = 0.0
-    sent: float = 0.0
-    accept: float = 0.0
-    commit: float = 0.0
-    lookahead: int = 0
-    failures: tuple[tuple[float, str, str], ...] = ()
-
-
 @dataclass
 class RoundStats:
-    """Raw counters of one round; ratios are the reader's work. Fields as in the Round message, but for `moments`."""
+    """Raw counters of one round; ratios are the reader's work. Fields as in the Round message, but for `asked`.
+
+    The methods tell it how the round goes on. It keeps nothing of that; the statistics of a traced round do.
+
+    Attributes:
+        asked: tokens that its block was to have.
+    """
 
     base_length: int
+    asked: int = 0
     drafted: int = 0
     accepted: int = 0
     plain_reason: "PlainReason.ValueType" = orchestrator_pb2.PLAIN_REASON_UNSPECIFIED
@@ -51,10 +44,21 @@ class RoundStats:
     drafted_ahead: int = 0
     block_ready: bool = False
     verify_queue_micros: int = 0
-    moments: Moments = field(default_factory=Moments)
+
+    def begins(self, part: Part) -> float:
+        """A part of the round begins: when, in time.perf_counter()'s seconds."""
+        return time.perf_counter()
+
+    def queued(self, moment: float) -> None:
+        """Its item waits for a call from this moment on; again with each attempt at verifying."""
+
+    def left(self, moment: float) -> None:
+        """The call with its item left."""
+
+    def attempt_failed(self, reason: str, worker: str) -> None:
+        """An attempt at verifying came to nothing."""
 
     def message(self) -> Round:
         """The wire's view."""
-        fields = vars(self).copy()
-        del fields["moments"]
-        return Round(**fields)
+        fields = vars(self)
+        return Round(**{name: fields[name] for name in _TOLD})

@@ -1,30 +1,30 @@
 """The spans of a request: one for the call, one for each round of its sessions, and in these what the round waited for.
 
 A request that is not recorded has no RequestTrace, and its sessions no SessionTrace: nothing is done for their rounds.
+For one that is, a round costs some readings of the clock; its spans are made of them when they are sent.
 What is told of a request is numbers and names, never its text or its tokens.
 """
 
-import asyncio
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass, field
+from functools import partial
 
 import grpc
 from opentelemetry.context import Context, attach
 from opentelemetry.trace import Span, SpanContext, SpanKind, StatusCode, set_span_in_context
 
+from orchestrator.ending import answer, error_type
 from orchestrator.latency import RESUME
 from orchestrator.names import told
 from orchestrator.request import GenerationPlan
-from orchestrator.running import being_cancelled, interrupted
+from orchestrator.round_spans import RoundTrace, TracedStats, round_spans
 from orchestrator.stats import RoundStats
 from orchestrator.text.output import Kept
-from outrider.net.errors import OutriderError, reason_name
-from outrider.observe.tracing import HEADER, Event, Spans, epoch_nanos, remote_context, traceparent
+from outrider.observe.tracing import HEADER, Spans, remote_context
 from outrider.v1 import orchestrator_pb2
-from outrider.v1.orchestrator_pb2 import Acceptance, FinishReason, PlainReason, TokenOrigin
+from outrider.v1.orchestrator_pb2 import Acceptance, FinishReason, TokenOrigin
 
 _SERVICE = orchestrator_pb2.DESCRIPTOR.services_by_name["OrchestratorService"].full_name
 
@@ -89,6 +89,7 @@ class RequestTrace:
     def __init__(self, spans: Spans, span: Span) -> None:
         self.spans, self._span = spans, span
         self.context = span.get_span_context()
+        self._trace = f"00-{self.context.trace_id:032x}-", f"-{self.context.trace_flags:02x}"
         self._prompt = self._output = self._rounds = self._drafted = self._accepted = 0
         self._finishes: list[str] = []
 
@@ -96,6 +97,11 @@ class RequestTrace:
     def current() -> "RequestTrace | None":
         """That of the call that is being handled, if it is recorded."""
         return _current.get()
+
+    def traceparent(self, span_id: int) -> str:
+        """Of a span in its trace."""
+        begin, end = self._trace
+        return f"{begin}{span_id:016x}{end}"
 
     def session(self, plan: GenerationPlan) -> "SessionTrace":
         """A session of the call begins."""
@@ -131,14 +137,8 @@ class RequestTrace:
 
     def failed(self, error: BaseException) -> None:
         """The call ends with the status that the service makes of an error."""
-        if isinstance(error, asyncio.CancelledError) and not being_cancelled():
-            error = interrupted()
-        if isinstance(error, OutriderError):
-            self.answered(error.code, reason_name(error.reason))
-        elif isinstance(error, asyncio.CancelledError | grpc.aio.BaseError):
-            self.answered(grpc.StatusCode.CANCELLED, "cancelled")
-        else:
-            self.answered(grpc.StatusCode.UNAVAILABLE, type(error).__name__)
+        failure = answer(error)
+        self.answered(failure.code if failure is not None else grpc.StatusCode.CANCELLED, error_type(error))
 
     def answered(self, code: grpc.StatusCode, error: str = "") -> None:
         """The call has this status."""
@@ -163,126 +163,40 @@ class RequestTrace:
         self._span.end()
 
 
-@dataclass(eq=False)
-class RoundTrace:
-    """A round that is under way.
-
-    Attributes:
-        context: of its span.
-        verify: of the span in it that its Verify calls are made in.
-        asked_at: when its block was asked for, in time.perf_counter()'s seconds.
-        stats: of the round, once it is waited for.
-    """
-
-    context: SpanContext
-    verify: SpanContext
-    asked_at: float = field(default_factory=time.perf_counter)
-    stats: RoundStats | None = None
-
-
 class SessionTrace:
     """The rounds of a session."""
 
     def __init__(self, request: RequestTrace, session_id: str) -> None:
-        self._request, self._spans, self._session_id = request, request.spans, session_id
+        self._request, self._session_id = request, session_id
         # The one that is committed, and the one that was begun meanwhile.
         self._rounds: list[RoundTrace] = []
 
     def next_round(self) -> tuple[str, str]:
         """The next round begins with asking for its block: the traceparents of its commands and its Verify calls."""
-        context, verify = self._spans.child(self._request.context), self._spans.child(self._request.context)
-        self._rounds.append(RoundTrace(context, verify))
-        return traceparent(context), traceparent(verify)
+        one = RoundTrace(self._request.context, self._session_id)
+        self._rounds.append(one)
+        return self._request.traceparent(one.span_id), self._request.traceparent(one.verify_id)
 
-    def waits(self, stats: RoundStats) -> None:
-        """The newest round is waited for from now on."""
-        self._rounds[-1].stats = stats
+    def stats(self, base_length: int) -> TracedStats:
+        """Those of the newest round, which is waited for from now on."""
+        stats = self._rounds[-1].stats = TracedStats(base_length)
+        return stats
 
     def committed(self, stats: RoundStats, kept: Kept, origin: TokenOrigin.ValueType) -> None:
-        """A round is done: its spans are made."""
+        """A round is done."""
         self._request.committed(stats, kept)
         one = next(each for each in self._rounds if each.stats is stats)
         self._rounds.remove(one)
-        last = TokenOrigin.Name(origin).removeprefix("TOKEN_ORIGIN_").lower()
-        attributes: dict[str, str | int | bool] = {
-            "outrider.accepted": stats.accepted,
-            "outrider.emitted": len(kept.tokens),
-            f"outrider.origin.{last}": 1,
-            "outrider.origin.accepted": stats.accepted,
-        }
-        if stats.plain_reason:
-            attributes["outrider.plain_reason"] = PlainReason.Name(stats.plain_reason).removeprefix("PLAIN_REASON_")
-        self._record(one, stats, attributes)
+        one.emitted, one.origin = len(kept.tokens), origin
+        self._end(one)
 
     def close(self) -> None:
         """What was begun is not done any more."""
-        rounds, self._rounds = self._rounds, []
-        for each in rounds:
-            self._record(each, each.stats or RoundStats(0), {"outrider.dropped": True})
+        for each in self._rounds:
+            self._end(each)
+        self._rounds = []
 
-    def _record(self, one: RoundTrace, stats: RoundStats, attributes: dict[str, str | int | bool]) -> None:
-        """The spans of a round: whatever it began and did not end, ends now."""
-        now, moments = time.perf_counter(), stats.moments
-
-        def phase(
-            name: str,
-            parent: SpanContext,
-            began: float,
-            micros: int,
-            context: SpanContext | None = None,
-            **more: object,
-        ) -> None:
-            if began:
-                end = began + micros / 1e6 if micros else now
-                self._spans.record(
-                    name,
-                    parent,
-                    epoch_nanos(began, now),
-                    epoch_nanos(end, now),
-                    context=context,
-                    **more,  # type: ignore[arg-type]
-                )
-
-        failures: list[Event] = [
-            ("attempt failed", epoch_nanos(moment, now), {"error.type": reason, "server.address": address})
-            for moment, reason, address in moments.failures
-        ]
-        verify = {
-            "outrider.verify.queue_micros": stats.verify_queue_micros,
-            "outrider.verify.forward_micros": stats.verify_forward_micros,
-            "outrider.verify.passes": stats.target_passes,
-        }
-        phase("draft wait", one.context, moments.draft_wait, stats.draft_wait_micros)
-        phase(
-            "verify",
-            one.context,
-            moments.verify,
-            stats.verify_micros,
-            one.verify,
-            kind=SpanKind.CLIENT,
-            attributes=verify,
-            events=failures,
-        )
-        if moments.queued:
-            sent = int(max(0.0, (moments.sent or now) - moments.queued) * 1e6)
-            phase("batch wait", one.verify, moments.queued, sent)
-        phase("accept", one.context, moments.accept, stats.accept_micros)
-        phase("commit", one.context, moments.commit, stats.commit_micros)
-        hit = "none" if not stats.drafted_ahead else "hit" if stats.drafted_ahead == stats.drafted else "part"
-        self._spans.record(
-            "round",
-            self._request.context,
-            epoch_nanos(one.asked_at, now),
-            epoch_nanos(now, now),
-            {
-                "outrider.session_id": self._session_id,
-                "outrider.base_length": stats.base_length,
-                "outrider.lookahead": moments.lookahead,
-                "outrider.drafted": stats.drafted,
-                "outrider.ahead": hit,
-                "outrider.block_ready": stats.block_ready,
-                "outrider.wire_bytes": stats.wire_bytes,
-                **attributes,
-            },
-            context=one.context,
-        )
+    def _end(self, one: RoundTrace) -> None:
+        one.ended_at = time.perf_counter()
+        spans = self._request.spans
+        spans.later(partial(round_spans, spans, one))

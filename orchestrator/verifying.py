@@ -1,7 +1,6 @@
 """One session's side of verifying: the item, and what to do about every answer but rows."""
 
 import asyncio
-import time
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
@@ -150,13 +149,13 @@ class Verifying:
         one answered nonsense; or with the item's own reason (NON_FINITE_LOGITS, STALE_EPOCH, ...).
         """
         patience = _Patience(self._failover_timeout)
-        start = stats.moments.verify = time.perf_counter()
+        start = stats.begins("verify")
         while True:
             try:
                 answer = await self._attempt(tokens, proposal, stats, patience)
             except OutriderError as error:
                 where = self._link.address if self._link is not None else ""
-                stats.moments.failures += ((time.perf_counter(), reason_name(error.reason), where),)
+                stats.attempt_failed(reason_name(error.reason), where)
                 await self._recover(error, patience)
             else:
                 stats.verify_micros = micros_since(start)
@@ -193,7 +192,7 @@ class Verifying:
         link = await self._bound(tokens, patience)
         proposal = proposal.head(min(len(proposal.tokens), link.max_lookahead))
         item = self._item(tokens, proposal)
-        result = await link.verify(item, self._caller, stats.moments)
+        result = await link.verify(item, self._caller, stats)
         stats.wire_bytes += item.ByteSize() + result.ByteSize()
         stats.target_passes += result.timing.passes
         stats.verify_forward_micros += result.timing.forward_micros

@@ -12,7 +12,7 @@ from outrider.config import WorkerConfig
 from outrider.lm.engine_load import EngineLoad
 from outrider.lm.engine_thread import EngineThread, Scheduler
 from outrider.net.errors import OutriderError
-from outrider.net.server import Server, until_signal
+from outrider.net.server import Server, on_signal
 from outrider.observe.metrics import WorkerMetrics
 from outrider.process import started
 from outrider.v1 import types_pb2
@@ -129,8 +129,9 @@ class WorkerHost(Generic[Command, Result]):
 
         Raises PortInUse, TlsError, ModelRefused, or what else kept it from starting.
         """
+        stopped = on_signal()
         announce(await self.start())
-        signalled = asyncio.create_task(until_signal())
+        signalled = asyncio.create_task(stopped.wait())
         dead = asyncio.create_task(self._dead.wait())
         loading = asyncio.create_task(self.load())
         try:

@@ -13,7 +13,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from orchestrator.batcher import Batcher
 from orchestrator.costs import TargetCosts
 from orchestrator.links.base import Info, Link, WorkerSilent, as_error, describe
-from orchestrator.stats import Moments
+from orchestrator.stats import RoundStats
 from orchestrator.tenants import ANYONE, Caller
 from outrider.law.params import LawParams, to_law_spec
 from outrider.lm.tokenizer import Vocabulary
@@ -75,7 +75,7 @@ class TargetLink(Link):
         # Sessions that left and could not be released, with their epochs.
         self._owed: dict[str, int] = {}
 
-    async def verify(self, item: VerifyItem, caller: Caller = ANYONE, moments: Moments | None = None) -> VerifyResult:
+    async def verify(self, item: VerifyItem, caller: Caller = ANYONE, stats: RoundStats | None = None) -> VerifyResult:
         """Scores one block, batched with those of other sessions. Raises OutriderError when the call failed.
 
         A session may have two owners here for a moment, of which one does not know yet that it is none any more. Their
@@ -87,7 +87,7 @@ class TargetLink(Link):
             self._owed.pop(item.session_id, None)
         answered = self._verifying[item.session_id] = asyncio.get_running_loop().create_future()
         try:
-            return await self._batcher.verify(item, caller, moments)
+            return await self._batcher.verify(item, caller, stats)
         finally:
             del self._verifying[item.session_id]
             answered.set_result(None)

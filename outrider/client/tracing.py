@@ -57,7 +57,7 @@ class GenerationSpan:
             span.set_status(StatusCode.ERROR, _name(error))
         elif error is not None:
             # Whoever stops before the end has what it wanted.
-            span.set_attribute("error.type", "cancelled")
+            span.set_attribute("error.type", "CANCELLED")
         span.end()
 
 

@@ -105,18 +105,18 @@ def _bind(server: grpc.aio.Server, address: str, credentials: grpc.ServerCredent
         raise PortInUse(f"cannot listen on {address}: the port is in use or not ours to bind") from error
 
 
-async def until_signal() -> None:
-    """Returns at the first SIGTERM or SIGINT."""
+def on_signal() -> asyncio.Event:
+    """Is set at the first SIGTERM or SIGINT from now on. To be called before anybody can know of the process: whoever
+    does may end it at once."""
     loop = asyncio.get_running_loop()
     stopped = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stopped.set)
-    await stopped.wait()
+    return stopped
 
 
-async def run_until_signal(closers: Sequence[Callable[[], Awaitable[None]]]) -> None:
-    """Waits for SIGTERM or SIGINT, then runs the closers in order, each even when one before it failed."""
-    await until_signal()
+async def close_each(closers: Sequence[Callable[[], Awaitable[None]]]) -> None:
+    """Runs the closers in order, each even when one before it failed."""
     for closer in closers:
         try:
             await closer()

@@ -1,16 +1,19 @@
 """Spans that are made after the fact, and the trace context that messages carry.
 
-Nothing here is a context manager on a hot path: who is traced notes a few moments, and makes the spans of what has
-ended in one go. Ids that a message names before its span exists are drawn beforehand.
+Nothing here is a context manager on a hot path: who is traced notes a few moments, and says how spans are made of them.
+That is done when they are sent, by the thread that sends them; for a collector that does not answer it is not done at
+all. Ids that a message names before its span exists are drawn beforehand.
 """
 
+import random
 import re
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import TypeAlias
 
 from opentelemetry.context import Context
-from opentelemetry.sdk.trace import TracerProvider
-from opentelemetry.sdk.trace.id_generator import RandomIdGenerator
+from opentelemetry.sdk.trace import Event, ReadableSpan, TracerProvider
+from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from opentelemetry.trace import (
     INVALID_SPAN_CONTEXT,
     Link,
@@ -18,6 +21,7 @@ from opentelemetry.trace import (
     Span,
     SpanContext,
     SpanKind,
+    Status,
     StatusCode,
     TraceFlags,
     set_span_in_context,
@@ -31,7 +35,10 @@ HEADER = "traceparent"
 _TRACEPARENT = re.compile(r"(?!ff)[0-9a-f]{2}-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})(?:-.*)?")
 
 Attributes = Mapping[str, AttributeValue]
-Event = tuple[str, int, Attributes]
+# Makes spans of what was noted; called once, by another thread.
+Make: TypeAlias = Callable[[], Sequence[ReadableSpan]]
+
+_OK = Status(StatusCode.UNSET)
 
 
 def traceparent(context: SpanContext) -> str:
@@ -48,46 +55,39 @@ def remote_context(header: str) -> SpanContext:
     return SpanContext(trace_id, span_id, is_remote=True, trace_flags=TraceFlags(flags))
 
 
+def new_span_id() -> int:
+    """In [1, 2^64), for a span that is made later."""
+    return random.getrandbits(64) or 1
+
+
+def child(parent: SpanContext, span_id: int = 0) -> SpanContext:
+    """The context of a span in the same trace; 0 draws its id."""
+    return SpanContext(parent.trace_id, span_id or new_span_id(), False, parent.trace_flags)
+
+
 def epoch_nanos(moment: float, now: float) -> int:
     """A moment of a monotonic clock, which says `now`, as Unix time."""
     return time.time_ns() - int((now - moment) * 1e9)
 
 
-class SpanIds(RandomIdGenerator):
-    """Random ids, but for the one span whose id was drawn before.
-
-    Attributes:
-        planned: of the span that is started next; 0 for a random one.
-    """
-
-    planned = 0
-
-    def generate_span_id(self) -> int:
-        """The planned id, once."""
-        planned, self.planned = self.planned, 0
-        return planned or super().generate_span_id()
-
-
 class Spans:
-    """Makes the spans of a process. Used by one thread, that of the event loop.
+    """Makes the spans of a process.
 
     Args:
-        ids: those of the provider.
+        later: takes what makes spans; called by the event loop's thread.
         scope: name of what makes the spans.
     """
 
-    def __init__(self, provider: TracerProvider, ids: SpanIds, scope: str) -> None:
-        self._tracer, self._ids = provider.get_tracer(scope, __version__), ids
+    def __init__(self, provider: TracerProvider, later: Callable[[Make], None], scope: str) -> None:
+        self._tracer, self._resource = provider.get_tracer(scope, __version__), provider.resource
+        self._scope = InstrumentationScope(scope, __version__)
+        self.later = later
 
     def begin(self, name: str, parent: SpanContext, kind: SpanKind, attributes: Attributes) -> Span:
         """A span that begins now; the sampler decides whether it is recorded. Never the current one by itself."""
-        return self._tracer.start_span(name, _within(parent), kind, attributes)
+        return self._tracer.start_span(name, set_span_in_context(NonRecordingSpan(parent), Context()), kind, attributes)
 
-    def child(self, parent: SpanContext) -> SpanContext:
-        """The context of a span that `record` makes later; `parent` is sampled."""
-        return SpanContext(parent.trace_id, self._ids.generate_span_id(), False, parent.trace_flags)
-
-    def record(
+    def ended(
         self,
         name: str,
         parent: SpanContext,
@@ -100,25 +100,26 @@ class Spans:
         links: Sequence[SpanContext] = (),
         events: Sequence[Event] = (),
         error: str = "",
-    ) -> SpanContext:
-        """A span that has ended.
+    ) -> ReadableSpan:
+        """A span that has ended, of a trace that is sampled.
 
         Args:
             start, end: Unix time in nanoseconds.
             context: its own, from `child`; a new one without.
             error: what went wrong; empty for a span without an error.
         """
-        self._ids.planned = context.span_id if context is not None else 0
-        linked = [Link(each) for each in links]
-        span = self._tracer.start_span(name, _within(parent), kind, attributes, linked, start_time=start)
-        for event, moment, details in events:
-            span.add_event(event, details, moment)
-        if error:
-            span.set_attribute("error.type", error)
-            span.set_status(StatusCode.ERROR, error)
-        span.end(max(start, end))
-        return span.get_span_context()
-
-
-def _within(parent: SpanContext) -> Context:
-    return set_span_in_context(NonRecordingSpan(parent), Context())
+        attributes = attributes or {}
+        return ReadableSpan(
+            name,
+            context or child(parent),
+            parent,
+            self._resource,
+            {**attributes, "error.type": error} if error else attributes,
+            events,
+            [Link(each) for each in links],
+            kind,
+            status=Status(StatusCode.ERROR, error) if error else _OK,
+            start_time=start,
+            end_time=max(start, end),
+            instrumentation_scope=self._scope,
+        )

@@ -4,11 +4,13 @@ it."""
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
+from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.trace import SpanContext, SpanKind
 
 from outrider.lm.passes import Pass
-from outrider.observe.tracing import Attributes, Spans, epoch_nanos, remote_context
+from outrider.observe.tracing import Attributes, Spans, child, epoch_nanos, remote_context
 
 
 @dataclass(frozen=True)
@@ -33,59 +35,55 @@ class Item:
 
 
 class WorkerSpans:
-    """Lives on the event loop."""
+    """Lives on the event loop; the spans are made elsewhere, in the order in which the items ended."""
 
     def __init__(self, spans: Spans) -> None:
         self._spans = spans
 
     def item(self, item: Item | None) -> None:
-        """Makes the spans of an item, and those of its passes that have none yet. No effect where it is not sampled."""
-        parent = remote_context(item.traceparent) if item is not None else None
-        if item is None or parent is None or not parent.trace_flags.sampled:
-            return
-        now = time.monotonic()
-        begins = epoch_nanos(item.began, now)
-        context = self._spans.child(parent)
-        links = [each.span for each in item.passes if each.span is not None]
-        if item.first_pass_at is not None and item.first_pass_at > item.began:
-            self._spans.record("queue", context, begins, epoch_nanos(item.first_pass_at, now))
-        if item.passes:
-            self._forward(context, item, now)
-        self._spans.record(
-            item.name,
-            parent,
-            begins,
-            epoch_nanos(now, now),
-            item.attributes,
-            context=context,
-            kind=SpanKind.SERVER,
-            links=links,
-            error=item.error,
-        )
+        """An item has ended. No effect where it is not traced."""
+        if item is not None and item.traceparent:
+            self._spans.later(partial(_item_spans, self._spans, item, time.monotonic()))
 
-    def _forward(self, parent: SpanContext, item: Item, now: float) -> None:
-        """From the first pass that was not over when the item came to the last one."""
-        first, last = item.passes[0], item.passes[-1]
-        began, ended = max(first.began, item.began), last.began + last.micros / 1e6
-        if ended <= item.began:
-            return
-        context = self._spans.record(
-            "forward",
-            parent,
-            epoch_nanos(began, now),
-            epoch_nanos(ended, now),
-            {"outrider.passes": len(item.passes), "outrider.positions.batch": last.positions},
-        )
-        for each in item.passes:
-            if each.span is None:
-                each.span = self._pass(context, each, now)
 
-    def _pass(self, parent: SpanContext, one: Pass, now: float) -> SpanContext:
-        return self._spans.record(
-            "pass",
-            parent,
-            epoch_nanos(one.began, now),
-            epoch_nanos(one.began + one.micros / 1e6, now),
-            {"outrider.pass.items": one.items, "outrider.pass.positions": one.positions},
-            links=[remote_context(each) for each in one.traceparents],
-        )
+def _item_spans(spans: Spans, item: Item, ended: float) -> list[ReadableSpan]:
+    """The spans of an item, and those of its passes that have none yet."""
+    parent, now = remote_context(item.traceparent), time.monotonic()
+    if not parent.trace_flags.sampled:
+        return []
+    context = child(parent)
+    begins, ends = epoch_nanos(item.began, now), epoch_nanos(ended, now)
+    links = [each.span for each in item.passes if each.span is not None]
+    own = {"context": context, "kind": SpanKind.SERVER, "links": links, "error": item.error}
+    made = [spans.ended(item.name, parent, begins, ends, item.attributes, **own)]  # type: ignore[arg-type]
+    if item.first_pass_at is not None and item.first_pass_at > item.began:
+        made.append(spans.ended("queue", context, begins, epoch_nanos(item.first_pass_at, now)))
+    return made + _forward(spans, context, item, now) if item.passes else made
+
+
+def _forward(spans: Spans, parent: SpanContext, item: Item, now: float) -> list[ReadableSpan]:
+    """From the first pass that was not over when the item came to the last one."""
+    first, last = item.passes[0], item.passes[-1]
+    began, ended = max(first.began, item.began), last.began + last.micros / 1e6
+    if ended <= item.began:
+        return []
+    context, times = child(parent), (epoch_nanos(began, now), epoch_nanos(ended, now))
+    told = {"outrider.passes": len(item.passes), "outrider.positions.batch": last.positions}
+    made = [spans.ended("forward", parent, *times, told, context=context)]
+    for each in item.passes:
+        if each.span is None:
+            each.span = child(context)
+            made.append(_pass(spans, context, each, each.span, now))
+    return made
+
+
+def _pass(spans: Spans, parent: SpanContext, one: Pass, context: SpanContext, now: float) -> ReadableSpan:
+    return spans.ended(
+        "pass",
+        parent,
+        epoch_nanos(one.began, now),
+        epoch_nanos(one.began + one.micros / 1e6, now),
+        {"outrider.pass.items": one.items, "outrider.pass.positions": one.positions},
+        context=context,
+        links=[remote_context(each) for each in one.traceparents],
+    )

@@ -6,7 +6,7 @@ import signal
 import subprocess
 import sys
 
-from outrider.net.server import Server, run_until_signal
+from outrider.net.server import Server, close_each, on_signal
 
 
 async def main(flags: argparse.Namespace) -> None:
@@ -18,11 +18,8 @@ async def main(flags: argparse.Namespace) -> None:
         process = subprocess.Popen(["sleep", "600"])  # noqa: ASYNC220
         print(f"grandchild {process.pid}", file=sys.stderr)
     server = Server("outrider.v1.Fake")
+    stopped = asyncio.Event() if flags.stubborn else on_signal()
     port = await server.start("127.0.0.1", 0)
-    if not flags.stubborn:
-        # Whoever reads the announcement may send a signal at once.
-        until_signal = asyncio.create_task(run_until_signal([lambda: server.stop(1.0)]))
-        await asyncio.sleep(0)
     print(f"listening on 127.0.0.1:{port}", flush=True)
     if not flags.never_ready:
         await asyncio.sleep(flags.load_seconds)
@@ -31,7 +28,8 @@ async def main(flags: argparse.Namespace) -> None:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         print("deaf", file=sys.stderr, flush=True)
         await asyncio.Event().wait()
-    await until_signal
+    await stopped.wait()
+    await close_each([lambda: server.stop(1.0)])
 
 
 if __name__ == "__main__":

@@ -21,6 +21,7 @@ from outrider.net.channel import MAX_REQUEST_BYTES, connect
 from outrider.net.server import Server
 from outrider.net.tls import ClientTls
 from outrider.net.tokens import RequireToken
+from outrider.observe.tracing import Spans
 from outrider.v1 import orchestrator_pb2_grpc
 from outrider.v1.orchestrator_pb2 import (
     Finish,
@@ -119,6 +120,7 @@ async def start_orchestrator(
     resolve: Resolve = resolve,
     tenants: Tenants | None = None,
     tenant_of: TenantOf = by_token,
+    spans: Spans | None = None,
     **settings: object,
 ) -> AsyncIterator[RunningOrchestrator]:
     """Starts an orchestrator on a free port and waits until its workers are linked.
@@ -128,6 +130,7 @@ async def start_orchestrator(
         expect: (targets, drafts) to wait for; all of them by default.
         resolve: looks up names of workers.
         tenants, tenant_of: whose calls there are, and what each may take.
+        spans: of what is traced.
         settings: fields of OrchestratorConfig; lookahead is 4 unless told otherwise, so that rounds can be counted.
     """
     torch.set_num_threads(1)
@@ -136,7 +139,7 @@ async def start_orchestrator(
     )
     store = store or open_store("memory://", config.session_ttl)
     core = Orchestrator(config, load_tokenizer(tokenizer), store, metrics or Metrics(), resolve, tenants)
-    servicer = OrchestratorServicer(core, tenant_of)
+    servicer = OrchestratorServicer(core, tenant_of, spans)
     keys = config.accepted_keys()
     interceptors = [RequireToken(keys)] if keys is not None else []
     server = Server(SERVICE_NAME, max_receive_bytes=MAX_REQUEST_BYTES, interceptors=interceptors)

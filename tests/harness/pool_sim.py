@@ -264,7 +264,7 @@ class Pool:
         self._drafter = Draft(self.scene, self._dice)
         target = Target(self.scene, self._dice, self._drafter)
         self._python = Worker(self._dice, replace(self.scene, jitter=PYTHON_JITTER))
-        self._batcher = Batcher(target.verify, self.target)
+        self._batcher = Batcher(target.verify, self.target, clock=asyncio.get_running_loop().time)
         work = [target.run(), self._drafter.run(), *map(self._session, self.sessions)]
         self._tasks = [asyncio.create_task(each) for each in work]
 

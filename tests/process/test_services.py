@@ -2,8 +2,10 @@
 
 import asyncio
 import json
+import os
 import re
 import shlex
+import signal
 import socket
 import sys
 from collections.abc import AsyncIterator
@@ -113,3 +115,57 @@ async def test_the_orchestrator_names_a_busy_port() -> None:
         async with running("orchestrator", *flags) as orchestrator:
             code, _, err = await orchestrator.end()
     assert (code, err) == (2, f"error: cannot listen on 127.0.0.1:{port}: the port is in use or not ours to bind\n")
+
+
+def full_pipe() -> tuple[int, int]:
+    """A pipe that takes nothing more until it is read: its ends, to read from and to write to."""
+    out, into = os.pipe()
+    os.set_blocking(into, False)
+    while True:
+        try:
+            os.write(into, bytes(4096))
+        except BlockingIOError:
+            os.set_blocking(into, True)
+            return out, into
+
+
+async def until_bound(port: str) -> None:
+    async with asyncio.timeout(SECONDS):
+        while True:
+            try:
+                _, writer = await asyncio.open_connection("127.0.0.1", int(port))
+            except ConnectionRefusedError:
+                await asyncio.sleep(0.01)
+            else:
+                writer.close()
+                return
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ("target_service", "--model", MODEL),
+        ("draft_service", "--model", MODEL),
+        ("orchestrator", "--targets", "127.0.0.1:1", "--tokenizer", MODEL),
+    ],
+    ids=lambda flags: flags[0],
+)
+async def test_a_service_hears_sigterm_before_it_says_where_it_listens(flags: tuple[str, ...]) -> None:
+    """Nobody reads its line yet, so it stands in the middle of saying it."""
+    (port,) = free_ports(1)
+    out, into = full_pipe()
+    try:
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", *flags, "--port", port, cwd=ROOT, stdout=into, stderr=asyncio.subprocess.PIPE
+        )
+        await until_bound(port)
+        process.send_signal(signal.SIGTERM)
+        os.close(into)
+        said = await asyncio.to_thread(os.read, out, 1 << 20)
+        while part := await asyncio.to_thread(os.read, out, 1 << 20):
+            said += part
+        _, err = await asyncio.wait_for(process.communicate(), SECONDS)
+    finally:
+        os.close(out)
+    assert process.returncode == 0, err.decode()
+    assert said.strip(bytes(1)) == f"listening on 127.0.0.1:{port}\n".encode()

@@ -13,7 +13,7 @@ from google.rpc.status_pb2 import Status
 from orchestrator.links import target as target_link
 from orchestrator.links.target import TargetLink
 from orchestrator.records import name_at_targets
-from orchestrator.stats import Moments
+from orchestrator.stats import RoundStats
 from orchestrator.tenants import Caller
 from outrider.lm.engine import Segment
 from outrider.lm.synthetic_spec import SyntheticSpec
@@ -87,9 +87,9 @@ def count_whole_prefixes(link: TargetLink) -> Counter[str]:
     counts: Counter[str] = Counter()
     verify = link.verify
 
-    async def counting(item: VerifyItem, caller: Caller, moments: Moments) -> VerifyResult:
+    async def counting(item: VerifyItem, caller: Caller, stats: RoundStats) -> VerifyResult:
         counts[item.session_id] += len(item.prefix_tokens) == 4 * item.base_length
-        return await verify(item, caller, moments)
+        return await verify(item, caller, stats)
 
     link.verify = counting  # type: ignore[method-assign]
     return counts

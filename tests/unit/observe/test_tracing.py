@@ -5,27 +5,19 @@ import asyncio
 import grpc
 import pytest
 from opentelemetry import trace
-from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
-from opentelemetry.sdk.trace.export import SimpleSpanProcessor
-from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
-from opentelemetry.sdk.trace.sampling import ALWAYS_OFF, ALWAYS_ON, Sampler
+from opentelemetry.sdk.trace import ReadableSpan
+from opentelemetry.sdk.trace.sampling import ALWAYS_OFF
 from opentelemetry.trace import INVALID_SPAN_CONTEXT, StatusCode
 
 from orchestrator.tracing import RequestTrace, traced
 from outrider.config import ConfigError
 from outrider.net.errors import OutriderError
 from outrider.observe.otlp import traces
-from outrider.observe.tracing import SpanIds, Spans, remote_context, traceparent
+from outrider.observe.tracing import child, remote_context, traceparent
 from outrider.v1 import types_pb2
+from tests.harness.spans import recorder
 
 SENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
-
-
-def recorder(sampler: Sampler = ALWAYS_ON) -> tuple[Spans, InMemorySpanExporter]:
-    exporter, ids = InMemorySpanExporter(), SpanIds()
-    provider = TracerProvider(sampler, id_generator=ids, shutdown_on_exit=False)
-    provider.add_span_processor(SimpleSpanProcessor(exporter))
-    return Spans(provider, ids, "test"), exporter
 
 
 def test_a_context_survives_the_wire() -> None:
@@ -43,17 +35,20 @@ def test_what_is_no_context_is_none(header: str) -> None:
     assert not remote_context(header).is_valid
 
 
-def test_a_span_gets_the_id_that_was_told_before_and_only_that_span() -> None:
-    spans, exporter = recorder()
+def test_a_span_that_has_ended_is_as_it_was_told() -> None:
+    spans, _ = recorder()
     parent = remote_context(SENT)
-    context = spans.child(parent)
-    assert spans.record("one", parent, 1, 2, context=context).span_id == context.span_id
-    assert spans.record("other", context, 1, 2).span_id != context.span_id
-    one, other = exporter.get_finished_spans()
+    context = child(parent)
+    one = spans.ended("one", parent, 1, 2, {"a": 1}, context=context, links=[parent], error="BAD")
+    other = spans.ended("other", context, 2, 1)
     assert (one.parent, other.parent) == (parent, context)
-    assert (one.start_time, one.end_time) == (1, 2)
-    assert one.context is not None
-    assert one.context.trace_id == parent.trace_id
+    assert (one.start_time, one.end_time, other.start_time, other.end_time) == (1, 2, 2, 2)
+    assert (one.context, one.status.status_code) == (context, StatusCode.ERROR)
+    assert one.attributes == {"a": 1, "error.type": "BAD"}
+    assert [link.context for link in one.links] == [parent]
+    assert other.context is not None
+    assert (other.context.trace_id, other.context.trace_flags) == (parent.trace_id, parent.trace_flags)
+    assert len({parent.span_id, context.span_id, other.context.span_id}) == 3
 
 
 async def ended_with(error: BaseException | None) -> ReadableSpan:
@@ -120,6 +115,7 @@ async def test_without_tracing_a_call_has_no_span() -> None:
     ("environment", "complaint"),
     [
         ({"OTEL_EXPORTER_OTLP_PROTOCOL": "http/json"}, "OTEL_EXPORTER_OTLP_PROTOCOL is 'http/json'"),
+        ({"OTEL_BSP_SCHEDULE_DELAY": "0.5"}, "OTEL_BSP_SCHEDULE_DELAY is '0.5', must be a whole number above 0"),
         ({"OTEL_TRACES_EXPORTER": "jaeger"}, "OTEL_TRACES_EXPORTER is 'jaeger'"),
     ],
 )

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 import pytest
 
 from orchestrator.batcher import SHORT_ITEM_TOKENS, Batcher
+from orchestrator.round_spans import TracedStats
 from orchestrator.tenants import Caller
 from outrider.net.answers import MAX_ROWS_BYTES, row_bytes
 from outrider.net.errors import OutriderError
@@ -88,6 +89,26 @@ async def test_what_waits_while_the_worker_is_full_leaves_in_one_call() -> None:
     worker.gates[1].set()
     results = await asyncio.gather(first, *rest)
     assert [result.session_id for result in results] == list("abcd")
+    await batcher.close()
+
+
+async def test_the_wait_for_a_call_is_measured_once_for_metric_answer_and_span() -> None:
+    now, waits, worker = 100.0, [], Worker()
+    batcher = Batcher(worker.send, Steady(), calls_in_flight=1, waited=waits.append, clock=lambda: now)
+    first = asyncio.create_task(batcher.verify(item("a")))
+    await worker.wait_for_calls(1)
+    stats = TracedStats(0)
+    second = asyncio.create_task(batcher.verify(item("b"), stats=stats))
+    await settle()
+    assert (stats.queued_at, stats.left_at) == (100.0, 0.0)
+    now = 100.5
+    worker.gates[0].set()
+    await worker.wait_for_calls(2)
+    now = 107.0
+    worker.gates[1].set()
+    assert [(await one).timing.queue_micros for one in (first, second)] == [0, 500_000]
+    assert waits == [0.0, 0.5]
+    assert (stats.queued_at, stats.left_at) == (100.0, 100.5)
     await batcher.close()
 
 
