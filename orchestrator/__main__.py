@@ -4,6 +4,7 @@ import asyncio
 import logging
 import os
 import sys
+from contextlib import suppress
 from functools import partial
 
 import torch
@@ -30,6 +31,7 @@ from outrider.v1 import orchestrator_pb2_grpc
 log = logging.getLogger(__name__)
 
 STORE_CHECK_SECONDS = 2.0
+STORE_FULLNESS_SECONDS = 10.0
 # For the last messages of streams that have ended to reach their clients.
 FLUSH_SECONDS = 1.0
 
@@ -63,11 +65,12 @@ async def _serve(config: OrchestratorConfig, metrics: Metrics, spans: Spans | No
     announce(config.host, await server.start(config.host, config.port, config.tls, config.health_address))
     orchestrator.start()
     started()
-    readiness = asyncio.create_task(keep_readiness(server, orchestrator))
+    kept = [asyncio.create_task(keep_readiness(server, orchestrator)), asyncio.create_task(keep_fullness(orchestrator))]
 
     async def stop() -> None:
-        readiness.cancel()
-        await asyncio.gather(readiness, return_exceptions=True)
+        for task in kept:
+            task.cancel()
+        await asyncio.gather(*kept, return_exceptions=True)
         await server.ready(False)
         await servicer.drain(config.grace)
         await server.stop(FLUSH_SECONDS)
@@ -82,6 +85,14 @@ async def keep_readiness(server: Server, orchestrator: Orchestrator) -> None:
     while True:
         await server.ready(bool(orchestrator.targets.usable) and await _answers(orchestrator.store))
         await orchestrator.targets.wait_changed(STORE_CHECK_SECONDS)
+
+
+async def keep_fullness(orchestrator: Orchestrator) -> None:
+    """Looks how full the store is, for the gauge. One that does not answer is told of by `keep_readiness`."""
+    while True:
+        with suppress(StoreError):
+            await orchestrator.store.fullness()
+        await asyncio.sleep(STORE_FULLNESS_SECONDS)
 
 
 async def _answers(store: SessionStore) -> bool:

@@ -23,6 +23,9 @@ class OrchestratorConfig(ServiceConfig):
         "", description="draft workers, HOST:PORT or dns:NAME:PORT, separated by commas; none: plain decoding"
     )
     tokenizer: str = Field(min_length=1, description="MODEL whose tokenizer the targets use")
+    target_model: str = Field(
+        "", description="MODEL that a target must have been started with to be used; none: any of that tokenizer"
+    )
     store: str = Field(
         "memory://",
         min_length=1,

@@ -90,10 +90,13 @@ class Orchestrator:
         """Starts connecting to the workers."""
         config, vocabulary, changed = self.config, self._vocabulary, self._links_changed
         metrics = self.services.metrics
-        watch(metrics.instruments, self.admission, self.targets, self.drafts)
+        watch(metrics.instruments, self.admission, self.targets, self.drafts, self.store)
 
         def target(address: str) -> TargetLink:
-            return TargetLink(address, vocabulary, config.verify_timeout, changed, self._target_tls, metrics.batched)
+            return TargetLink(
+                *(address, vocabulary, config.verify_timeout, changed, self._target_tls, metrics.batched),
+                model=config.target_model,
+            )
 
         def draft(address: str) -> DraftLink:
             return DraftLink(address, vocabulary, changed, metrics.discarded, self._draft_tls)

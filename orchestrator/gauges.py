@@ -6,14 +6,20 @@ from collections import Counter
 from orchestrator.admission import Admission
 from orchestrator.links.base import Link
 from orchestrator.pool import DraftPool, TargetPool
+from orchestrator.store.metered import MeteredStore
 from outrider.observe.catalogue import POOL, WORKER_STATE
 from outrider.observe.instruments import Instruments, Values
 
 _READY, _FAILING, _UNAVAILABLE = WORKER_STATE.values
 
 
-def watch(instruments: Instruments, admission: Admission, targets: TargetPool, drafts: DraftPool) -> None:
+def watch(
+    instruments: Instruments, admission: Admission, targets: TargetPool, drafts: DraftPool, store: MeteredStore
+) -> None:
     """Adds the gauges."""
+
+    def fullness() -> dict[Values, float]:
+        return {} if store.known_fullness is None else {(): store.known_fullness}
 
     def workers() -> dict[Values, float]:
         known: Counter[Values] = Counter()
@@ -30,6 +36,7 @@ def watch(instruments: Instruments, admission: Admission, targets: TargetPool, d
     gauge("outrider.verify_queue", lambda: sum(link.queued[0] for link in targets.links))
     gauge("outrider.verify_in_flight", lambda: sum(link.queued[1] for link in targets.links))
     instruments.gauges("outrider.workers", workers)
+    instruments.gauges("outrider.store.fullness", fullness)
 
 
 def _state(link: Link) -> str:

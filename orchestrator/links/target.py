@@ -12,6 +12,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from orchestrator.batcher import Batcher
 from orchestrator.costs import TargetCosts
+from orchestrator.handshake import PairRefused
 from orchestrator.links.base import Info, Link, WorkerSilent, as_error, describe
 from orchestrator.stats import RoundStats
 from orchestrator.tenants import ANYONE, Caller
@@ -53,6 +54,7 @@ class TargetLink(Link):
         verify_timeout: deadline of one Verify call, in seconds.
         changed: called whenever `usable` may have changed.
         batched: told how long each item waited for its call, in seconds.
+        model: MODEL that the worker must have been started with; empty: any of that vocabulary.
     """
 
     kind = "target"
@@ -65,8 +67,10 @@ class TargetLink(Link):
         changed: Callable[[], None],
         tls: ClientTls | None = None,
         batched: Callable[[float], None] = lambda _: None,
+        model: str = "",
     ) -> None:
         super().__init__(address, vocabulary, changed, tls)
+        self._model = model
         self._verify_timeout = verify_timeout
         self.costs = TargetCosts()
         self._batcher = Batcher(self._send, self.costs, waited=batched)
@@ -171,6 +175,8 @@ class TargetLink(Link):
         return await self._stub.GetInfo(request, timeout=seconds)
 
     def _serves(self, info: Info) -> None:
+        if self._model not in ("", info.model.model_id):
+            raise PairRefused(f"target {self.address} serves {info.model.model_id}, --target-model is {self._model}")
         super()._serves(info)
         self._batcher.row_bytes = row_bytes(info.model.vocab_size, info.model.dtype)
         if isinstance(info, target_pb2.TargetServiceGetInfoResponse):

@@ -149,5 +149,9 @@ class SessionStore(Protocol):
     async def ping(self) -> None:
         """Returns when the store answers. Raises StoreUnavailable."""
 
+    async def fullness(self) -> float | None:
+        """What is taken of what the store may hold, a part of 1; of its fullest server. None where it has no limit, or
+        does not say. Raises StoreUnavailable."""
+
     async def close(self) -> None:
         """Gives connections back. Idempotent."""

@@ -96,6 +96,11 @@ class MemoryStore:
     async def ping(self) -> None:
         """See SessionStore."""
 
+    async def fullness(self) -> float:
+        """See SessionStore; in sessions."""
+        self._expire()
+        return len(self._records) / self._max_sessions
+
     async def close(self) -> None:
         """Forgets everything."""
         self._records.clear()

@@ -19,10 +19,15 @@ class Stored(Protocol):
 
 
 class MeteredStore:
-    """A SessionStore around another one, `inner`."""
+    """A SessionStore around another one, `inner`.
+
+    Attributes:
+        known_fullness: what `fullness` said last; None while it is unknown.
+    """
 
     def __init__(self, store: SessionStore, stored: Stored) -> None:
         self.inner, self._stored = store, stored
+        self.known_fullness: float | None = None
 
     async def create(self, record: SessionRecord) -> None:
         """As SessionStore.create."""
@@ -61,6 +66,12 @@ class MeteredStore:
     async def ping(self) -> None:
         """As SessionStore.ping."""
         await self._timed("ping", self.inner.ping())
+
+    async def fullness(self) -> float | None:
+        """As SessionStore.fullness."""
+        self.known_fullness = None
+        self.known_fullness = await self.inner.fullness()
+        return self.known_fullness
 
     async def close(self) -> None:
         """As SessionStore.close."""

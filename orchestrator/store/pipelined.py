@@ -1,14 +1,16 @@
 """One script for many sessions: what is asked for in one turn of the event loop goes out in one write."""
 
 import asyncio
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any, TypeVar
 
 from redis.exceptions import AuthenticationError, AuthorizationError
 
 from orchestrator.futures import settle
 from orchestrator.store.scripts import Script
 from orchestrator.store.servers import TRANSIENT, Call, Servers, passes
+
+T = TypeVar("T")
 
 # Calls of one write; more go in further ones, on connections of their own.
 _MAX_CALLS = 256
@@ -45,9 +47,16 @@ class Pipelined:
 
     async def ping(self) -> None:
         """Returns when a server answers. Raises as a call does, and repeats nothing."""
+        await self._asked(self._servers.ping)
+
+    async def memory(self) -> list[Mapping[str, Any]]:
+        """See Servers. Raises as `ping` does."""
+        return await self._asked(self._servers.memory)
+
+    async def _asked(self, question: Callable[[], Awaitable[T]]) -> T:
         async with asyncio.timeout(self._patience), self._connections:
             try:
-                await self._servers.ping()
+                return await question()
             except RuntimeError as error:
                 raise _named(error) from error
 

@@ -5,7 +5,7 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, TypeVar
 
-from redis.exceptions import RedisClusterException, RedisError
+from redis.exceptions import NoPermissionError, RedisClusterException, RedisError
 
 from orchestrator.store import fence, scripts
 from orchestrator.store.base import (
@@ -115,6 +115,17 @@ class RedisStore:
     async def ping(self) -> None:
         """See SessionStore."""
         await self._answered(self._scripts.ping(), "ping")
+
+    async def fullness(self) -> float | None:
+        """See SessionStore; in memory, which the store's user may ask for with the right +info alone."""
+        try:
+            told = await self._answered(self._scripts.memory(), "memory")
+        except StoreUnavailable as error:
+            if isinstance(error.__cause__, NoPermissionError):
+                return None
+            raise
+        parts = [each["used_memory"] / each["maxmemory"] for each in told if each["maxmemory"]]
+        return max(parts, default=None)
 
     async def close(self) -> None:
         """See SessionStore."""

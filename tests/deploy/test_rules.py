@@ -55,6 +55,7 @@ HEALTHY: Series = {
     "outrider_event_loop_stalled_seconds": "0x60",
     'process_start_time_seconds{job="outrider-target"}': "1x60",
     'outrider_store_errors_total{operation="commit"}': "0x60",
+    "outrider_store_fullness": "0.5x60",
     'gen_ai_server_request_duration_seconds_count{error_type=""}': "0+600x60",
     'gen_ai_server_request_duration_seconds_count{error_type="NO_WORKER"}': "0+1x60",
     'gen_ai_server_request_duration_seconds_count{error_type="INVALID_FIELD"}': "0+300x60",
@@ -92,6 +93,8 @@ HEALTHY: Series = {
 # By alert: what is otherwise than in a healthy system.
 CAUSES: Mapping[str, Sequence[Series]] = {
     "OutriderDown": [{'up{job="outrider-target"}': "0x60"}],
+    # No samples.
+    "OutriderGone": [{'up{job="outrider-target"}': "_x60"}],
     "OutriderNoTarget": [{'outrider_workers{pool="target",state="ready"}': "0x60"}],
     "OutriderNoDraft": [
         {
@@ -113,6 +116,7 @@ CAUSES: Mapping[str, Sequence[Series]] = {
     ],
     "OutriderRestarts": [{'process_start_time_seconds{job="outrider-target"}': "1+1x60"}],
     "OutriderStoreUnavailable": [{'outrider_store_errors_total{operation="commit"}': "0+1x60"}],
+    "OutriderStoreFull": [{"outrider_store_fullness": "0.85x60"}],
     "OutriderStoreSlow": [slow('outrider_store_duration_seconds{operation="commit"}')],
     "OutriderRequestsFail": [{'gen_ai_server_request_duration_seconds_count{error_type="NO_WORKER"}': "0+60x60"}],
     "OutriderRequestsRefused": [{'outrider_requests_refused_total{tenant="other"}': "0+1x60"}],
@@ -250,6 +254,42 @@ def test_each_alert_fires_on_its_cause_and_no_other(tmp_path: Path) -> None:
             expected = [firing(other, other == alert or (alert, other) in ALSO) for other in CAUSES]
             cases.append(case({**HEALTHY, **cause}, promql_expr_test=expected))
     done = promtool(tmp_path, *cases)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_without_a_failure_their_share_is_zero(tmp_path: Path) -> None:
+    """A series of a failure begins with the first one."""
+    failed = 'gen_ai_server_request_duration_seconds_count{error_type="NO_WORKER"}'
+    series = {name: values for name, values in HEALTHY.items() if name != failed}
+    share = {"expr": "outrider:requests_failed:ratio_rate5m", "eval_time": "50m"}
+    zero = {"labels": "outrider:requests_failed:ratio_rate5m", "value": 0}
+    done = promtool(tmp_path, case(series, promql_expr_test=[share | {"exp_samples": [zero]}]))
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_a_worker_that_loads_is_not_failing(tmp_path: Path) -> None:
+    cases = []
+    for pool in ("target", "draft"):
+        unavailable = {**HEALTHY, f'outrider_workers{{pool="{pool}",state="unavailable"}}': "1x60"}
+        for loading in ("target", "draft"):
+            series = {**unavailable, f'outrider_{loading}_state{{state="loading"}}': "1x60"}
+            cases.append(case(series, promql_expr_test=[firing("OutriderWorkerFailing", loading != pool)]))
+    done = promtool(tmp_path, *cases)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_two_installations_are_not_added_up(tmp_path: Path) -> None:
+    """One accepts half of what it drafts, the other one next to nothing: its alert, and not that of the sum."""
+    series = {}
+    for namespace, accepted in (("good", "0+1200x60"), ("bad", "0+120x60")):
+        series[f'outrider_draft_tokens_total{{namespace="{namespace}"}}'] = "0+2400x60"
+        series[f'outrider_accepted_tokens_total{{namespace="{namespace}"}}'] = accepted
+    alert = {
+        "expr": 'count by (namespace) (ALERTS{alertname="OutriderAcceptanceLow",alertstate="firing"})',
+        "eval_time": "50m",
+        "exp_samples": [{"labels": '{namespace="bad"}', "value": 1}],
+    }
+    done = promtool(tmp_path, case(series, promql_expr_test=[alert]))
     assert done.returncode == 0, done.stdout + done.stderr
 
 

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import tempfile
 from functools import cache
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ COMPONENTS = tuple(
     sorted(str(path.parent.relative_to(K8S / "components")) for path in K8S.glob("components/**/kustomization.yaml"))
 )
 # A component of another's directory stands on it; two that do the same exclude each other.
-ALTERNATIVES = frozenset({"autoscaling-hpa", "autoscaling-keda"})
+ALTERNATIVES = (frozenset({"autoscaling-hpa", "autoscaling-keda"}), frozenset({"external-redis", "tls/store"}))
 NAMESPACE = "outrider"
 
 
@@ -31,12 +32,19 @@ def tool() -> str:
 def fits(components: frozenset[str]) -> bool:
     """Whether the components may be used together."""
     parents = {str(Path(one).parent) for one in components if "/" in one}
-    return len(components & ALTERNATIVES) < 2 and parents <= components
+    return all(len(components & one) < 2 for one in ALTERNATIVES) and parents <= components
 
 
 def ordered(components: frozenset[str]) -> tuple[str, ...]:
     """With what they stand on, in one order."""
     return tuple(sorted(components | {str(Path(one).parent) for one in components if "/" in one}))
+
+
+def full() -> dict[str, tuple[str, ...]]:
+    """Everything at once, by the alternatives that were taken."""
+    chosen = [sorted(one) for one in product(*map(sorted, ALTERNATIVES))]
+    rest = frozenset(COMPONENTS) - frozenset().union(*ALTERNATIVES)
+    return {"+".join(one): ordered(rest | frozenset(one)) for one in chosen}
 
 
 @cache
@@ -58,6 +66,16 @@ def build(under: str, components: tuple[str, ...] = ()) -> str:
         }
         Path(directory, "kustomization.yaml").write_text(yaml.safe_dump(wanted))
         return _run(Path(directory))
+
+
+def written(text: str) -> list[dict[str, Any]]:
+    """Objects of a kustomization that stands beside the overlays."""
+    with tempfile.TemporaryDirectory() as directory:
+        shutil.copytree(K8S, Path(directory, "k8s"))
+        overlay = Path(directory, "k8s/overlays/written")
+        overlay.mkdir()
+        (overlay / "kustomization.yaml").write_text(text)
+        return list(yaml.load_all(_run(overlay), _Loader))
 
 
 def objects(under: str, components: tuple[str, ...] = ()) -> list[dict[str, Any]]:

@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Iterator
 from pathlib import PurePosixPath
 from unittest.mock import patch
-from urllib.parse import urlsplit
+from urllib.parse import parse_qs, urlsplit
 
 import huggingface_hub.constants
 import opentelemetry.sdk.environment_variables as otel
@@ -209,6 +209,39 @@ def addresses(built: Manifests) -> Iterator[str]:
                 yield f"the edge's certificate lacks {sorted(missing)}"
 
 
+def models(built: Manifests) -> Iterator[str]:
+    """Orchestrators use the tokenizer of the targets' model, and targets of that model alone."""
+    served = built.environment(built.pod("target")).get("OUTRIDER_MODEL")
+    given = built.environment(built.pod("orchestrator"))
+    for name in ("OUTRIDER_TOKENIZER", "OUTRIDER_TARGET_MODEL"):
+        if given.get(name) != served:
+            yield f"{name} is {given.get(name)}, and targets serve {served}"
+
+
+def store(built: Manifests) -> Iterator[str]:
+    """Orchestrators speak TLS to the bundled store where it does, and can check its certificate."""
+    pod = built.pod("orchestrator")
+    url = urlsplit(built.environment(pod).get("OUTRIDER_STORE", ""))
+    server = next((one for one in built.pods if one.component == "redis"), None)
+    if server is None:
+        return
+    config = _volume_of(server, "/etc/redis/redis.conf")
+    held = built.find("ConfigMap", config["configMap"]["name"]) if config else None
+    speaks = held is not None and "tls-port" in held["data"].get("tls.conf", "")
+    if speaks != (url.scheme == "rediss"):
+        yield f"OUTRIDER_STORE is {url.scheme}://, and the store {'speaks' if speaks else 'has no'} TLS"
+    if not speaks:
+        return
+    (shown,) = _certificates(built, {one["secret"]["secretName"] for one in server.spec["volumes"] if "secret" in one})
+    if url.hostname not in shown["spec"]["dnsNames"]:
+        yield f"OUTRIDER_STORE names {url.hostname}, which stands in no certificate of the store"
+    authority = "".join(parse_qs(url.query).get("ssl_ca_certs", []))
+    volume = _volume_of(pod, authority)
+    known = _certificates(built, {volume["secret"]["secretName"]}) if volume and "secret" in volume else []
+    if [one["spec"]["issuerRef"] for one in known] != [shown["spec"]["issuerRef"]]:
+        yield f"OUTRIDER_STORE: {authority} is not from who signs the store's certificate"
+
+
 def files(built: Manifests) -> Iterator[str]:
     """Files in settings lie in volumes that have them; directories that are written to are writable."""
     for pod in built.services:
@@ -312,7 +345,7 @@ CHECKS: dict[str, Check] = {
     one.__name__: one
     for one in (
         *(names, selectors, budgets, ports, probes, endings, referred, variables),
-        *(addresses, files, security, pools, scaling, metrics),
+        *(addresses, models, store, files, security, pools, scaling, metrics),
     )
 }
 

@@ -80,6 +80,20 @@ async def test_workers_of_another_law_are_refused_and_the_others_serve(newer_law
             await until_told(orchestrator, address, f"has law version {LAW_VERSION + 1}, ours is {LAW_VERSION}")
 
 
+async def test_a_target_of_another_model_is_refused_where_one_is_named() -> None:
+    """One of the same vocabulary: sessions that move between the two would have the law of neither."""
+    async with (
+        start_target(target_engine()) as target,
+        start_target(SyntheticEngine(SPEC, NEWER)) as newer,
+        start_orchestrator(
+            [newer.address, target.address], expect=(1, 0), target_model=target_engine().info.model_id
+        ) as orchestrator,
+    ):
+        generation = await orchestrator.generate(ask(PROMPT, temperature=0))
+        assert generation.ids == greedy_output(PROMPT, 20)
+        await until_told(orchestrator, newer.address, f"serves {NEWER}, --target-model is synthetic:")
+
+
 async def test_workers_of_another_protocol_are_refused_and_the_others_serve() -> None:
     async with (
         start_target(target_engine()) as target,

@@ -18,6 +18,7 @@ from orchestrator.store import (
     SessionStore,
     StaleEpoch,
 )
+from orchestrator.store.memory import MemoryStore
 from outrider.law.sparse import Int32Array
 from outrider.v1 import orchestrator_pb2, types_pb2
 
@@ -54,6 +55,12 @@ async def test_a_session_comes_back_as_it_was_committed(store: SessionStore, ses
     assert (record.meta, record.progress) == (BINARY, BINARY[::-1])
     assert (record.state, record.finish_reason, record.cancelled) == ("running", 0, False)
     assert before + 55 < record.expires_at < time.time() + 61
+
+
+async def test_how_full_it_is(store: SessionStore, session_id: str) -> None:
+    """What has no limit, or may not be asked, says nothing."""
+    await store.create(new(session_id))
+    assert await store.fullness() == (1 / 65_536 if isinstance(store, MemoryStore) else None)
 
 
 async def test_a_record_is_a_snapshot(store: SessionStore, session_id: str) -> None:

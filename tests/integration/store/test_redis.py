@@ -25,7 +25,7 @@ from outrider.law.sparse import Int32Array
 from outrider.v1 import types_pb2
 from tests.harness.engines import DEADLINE
 from tests.harness.tls_front import TlsFront
-from tests.harness.valkey import ValkeyServer
+from tests.harness.valkey import ValkeyServer, valkey_server
 from tests.harness.valkey_groups import SentinelGroup, ValkeyCluster, replica_of, told
 
 
@@ -510,3 +510,19 @@ def test_a_password_has_one_place(tmp_path: Path) -> None:
     for options in ({"password_file": str(path)}, {"replicas": 1}):
         with pytest.raises(ValueError, match="memory:// has no host"):
             open_store("memory://", 60.0, **options)  # type: ignore[arg-type]
+
+
+async def test_how_full_it_is_in_memory(tmp_path: Path) -> None:
+    with valkey_server(tmp_path, "--maxmemory", "100mb", "--maxmemory-policy", "noeviction") as server:
+        store = RedisStore(server.url, 60.0, timeout=DEADLINE)
+        before = await store.fullness()
+        assert before is not None
+        meta = b"x" * 10_000_000
+        await store.create(SessionRecord("large", ints(1), 1, meta=meta))
+        after = await store.fullness()
+        assert after is not None
+        assert 0.09 < after - before < 0.15
+        server.kill()
+        with pytest.raises(StoreUnavailable):
+            await store.fullness()
+        await store.close()
