@@ -123,7 +123,7 @@ def run(*command: str, environment: Mapping[str, str], said_too: bool = False, s
         command, stdout=subprocess.PIPE, stderr=errors, text=True, timeout=seconds, env=environment, check=False
     )
     if done.returncode != 0:
-        raise Failed(f"{' '.join(command)} ended with {done.returncode}: {done.stdout[-2000:]}")
+        raise Failed(f"{' '.join(command)[:300]} ended with {done.returncode}: {done.stdout[-2000:]}")
     return done.stdout.strip()
 
 

@@ -53,6 +53,7 @@ def said_by(module: ModuleType, **changed: object) -> str:
         ({"capabilities": 0x400}, "capabilities"),
         ({"no new privileges": False}, "no new privileges"),
         ({"read-only root": False}, "read-only root"),
+        ({"not writable": ["/models"]}, "/models"),
         ({"compilers": ["gcc"]}, "gcc"),
     ],
 )
