@@ -105,9 +105,21 @@ def check_kill(it: Project, text: str, *killed: str) -> None:
         say(f"{service}: killed in a generation, which its client did not notice; healthy {seconds:.1f} s later")
 
 
-def check_draft_is_used(it: Project) -> None:
-    """The orchestrator has the draft again."""
-    until("the draft is in use", lambda: "no:" not in it.compose("exec", "-T", "orchestrator", "outrider", "info"))
+def until_drafts(it: Project, count: int) -> None:
+    """The orchestrator has so many drafts in use."""
+
+    def used() -> int:
+        lines = it.compose("exec", "-T", "orchestrator", "outrider", "info").splitlines()
+        return sum(line.startswith("draft ") and " yes" in line for line in lines)
+
+    until(f"drafts in use: {count}", lambda: used() == count)
+
+
+def check_scale(it: Project) -> None:
+    """A second draft is found by the name of the first."""
+    it.compose("up", "--detach", "--no-build", "--no-recreate", "--scale=draft=2", "draft")
+    until_drafts(it, 2)
+    say("a second draft is in use")
 
 
 def check_stop(it: Project, text: str) -> None:
@@ -187,7 +199,7 @@ def check_core(engine: Engine, options: argparse.Namespace, services: Sequence[s
         check_start(it, (*services, *SERVICES))
         text = check_clients(it)
         check_kill(it, text, "draft")
-        check_draft_is_used(it)
+        until_drafts(it, 1)
         check_kill(it, text, "target")
         check_kill(it, text, "redis", "orchestrator")
         check_stop(it, text)
@@ -202,6 +214,7 @@ def check_observed(engine: Engine, options: argparse.Namespace, services: Sequen
             check_prometheus()
         if {"otel-collector", "jaeger"} <= set(services):
             check_traces(it)
+        check_scale(it)
 
 
 def variables(options: argparse.Namespace) -> dict[str, str]:
