@@ -58,6 +58,10 @@ class PasswordFile(CredentialProvider):
         password = self._path.read_text().rstrip("\r\n")
         return (self._user, password) if self._user else (password,)
 
+    async def get_credentials_async(self) -> tuple[str] | tuple[str, str]:
+        """The same; the base class's warns at every connection. The file is a line, the wait that of a cached read."""
+        return self.get_credentials()
+
 
 def parse_store_url(url: str, password_file: str = "") -> StorePlace:
     """Raises ValueError with one sentence, without credentials, when the URL or the file is bad."""

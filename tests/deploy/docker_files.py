@@ -29,9 +29,14 @@ def read(name: str) -> str:
     return (DOCKER / name).read_text()
 
 
+def with_defaults(text: str) -> str:
+    """A file's text, with the defaults of its variables."""
+    return VARIABLE.sub(lambda found: found[2] or "", text)
+
+
 def compose(name: str) -> dict[str, Any]:
     """One file, with the defaults of its variables."""
-    loaded = yaml.safe_load(VARIABLE.sub(lambda found: found[2] or "", read(name)))
+    loaded = yaml.safe_load(with_defaults(read(name)))
     assert isinstance(loaded, dict)
     return loaded
 

@@ -84,13 +84,14 @@ def test_all_that_is_copied_passes_the_ignore_file() -> None:
 def test_the_script_builds_on_the_same_base() -> None:
     base = re.search(r"^ARG PYTHON_IMAGE=(.*)$", read("Dockerfile"), re.MULTILINE)
     assert base is not None
-    assert f'BASE = "{base[1]}"' in read("try.py")
+    assert f'BASE = "{base[1]}"' in read("images.py")
 
 
+@pytest.mark.parametrize("script", ["try.py", "try_compose.py"])
 @pytest.mark.parametrize(("flags", "code"), [((), 0), (("--require",), 1)])
-def test_the_script_says_why_it_does_nothing(flags: tuple[str, ...], code: int, tmp_path: Path) -> None:
+def test_the_scripts_say_why_they_do_nothing(script: str, flags: tuple[str, ...], code: int, tmp_path: Path) -> None:
     done = subprocess.run(
-        [sys.executable, DOCKER / "try.py", *flags],
+        [sys.executable, DOCKER / script, *flags],
         env=os.environ | {"PATH": str(tmp_path)},
         capture_output=True,
         text=True,

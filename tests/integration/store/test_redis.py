@@ -439,7 +439,7 @@ async def test_a_server_that_cannot_be_trusted_is_not_told_the_password(guarded:
 
 
 async def test_a_password_that_is_changed_in_its_file_counts_for_the_next_connection(
-    own_valkey: ValkeyServer, session_id: str, tmp_path: Path
+    own_valkey: ValkeyServer, session_id: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     (path := tmp_path / "password").write_text("first\n")
     url = own_valkey.url.replace("//", "//somebody@")
@@ -451,6 +451,7 @@ async def test_a_password_that_is_changed_in_its_file_counts_for_the_next_connec
             path.write_text("second\n")
             await client.execute_command("CLIENT", "KILL", "USER", "somebody")
             await store.commit(session_id, 1, 3, ints(4))
+    assert [record.getMessage() for record in caplog.records if record.name.startswith("redis")] == []
 
 
 async def test_an_unreachable_server_is_named_without_its_password() -> None:
