@@ -24,6 +24,7 @@ from orchestrator.store.url import parse_store_url
 from outrider.law.sparse import Int32Array
 from outrider.net.arrays import ArrayError, int32s, to_bytes
 from outrider.v1.orchestrator_pb2 import FINISH_REASON_CANCELLED
+from outrider.versions import RECORD_VERSION
 
 T = TypeVar("T")
 Answer = list[Any]  # [verdict, detail ...], all bytes but for nested lists and integers
@@ -214,5 +215,5 @@ def _corrupt(session_id: str, detail: str) -> SessionCorrupt:
 def _other_version(session_id: str, version: bytes) -> SessionCorrupt:
     held = version.decode("ascii", "backslashreplace")
     return SessionCorrupt(
-        f"session {session_id} is of version {held} in the store, this orchestrator knows version {scripts.VERSION}"
+        f"session {session_id} is of version {held} in the store, this orchestrator knows version {RECORD_VERSION}"
     )
