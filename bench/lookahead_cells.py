@@ -14,6 +14,9 @@ with them the same right and wrong draft tokens. Each cell begins with a leg of 
 The ratio does not favour a lookahead that was the best by chance: the control's rate in either half of the
 repetitions is held against that of the lookahead which was the best in the other half.
 
+With --nodes the control has a second orchestrator that may also choose trees of so many tokens; its rate is held
+against the best fixed lookahead, all of which are chains, in the same way.
+
 Draft calls are those of the control in its counted legs: blocks, probes and prefixes to cache. Exits with 1 when the
 control is below the limit in any cell, or asks for anything but probes where plain decoding is best by a twentieth.
 """
@@ -51,6 +54,8 @@ CLEARLY = 1.05
 MODEL = f"synthetic:vocab_size={VOCAB},context_length=1000000"
 KINDS = ("block", "probe", "prefix")
 AUTO = None
+# The control that may choose trees.
+TREES = -1
 # Tokens of each client before a leg counts, and those that do: about 1 and 4 s of plain decoding, times the factor.
 WARM_UP, COUNTED = {1: 40, 4: 40, 16: 24, 64: 8}, {1: 160, 4: 128, 16: 64, 64: 24}
 # Seconds, times the factor, after which a leg ends in any case: one that is so slow is not the best.
@@ -112,11 +117,15 @@ class Cell:
 
     @property
     def ratio(self) -> float:
+        """Of the control, see `ratio_of`."""
+        return self.ratio_of(AUTO)
+
+    def ratio_of(self, control: int | None) -> float:
         """On average over the halves; with one repetition, to the best in it."""
         count = len(self.legs[AUTO])
         halves = [self._part(range(half, count, 2)) for half in range(min(2, count))]
         return statistics.mean(
-            statistics.mean(leg.rate for leg in half[AUTO])
+            statistics.mean(leg.rate for leg in half[control])
             / statistics.mean(leg.rate for leg in half[self._best(other)])
             for half, other in zip(halves, reversed(halves), strict=True)
         )
@@ -126,7 +135,7 @@ class Cell:
 
     @staticmethod
     def _best(legs: Mapping[int | None, Sequence[Leg]]) -> int:
-        fixed = [each for each in legs if each is not AUTO]
+        fixed = [each for each in legs if each not in (AUTO, TREES) and each is not None]
         return max(fixed, key=lambda each: statistics.mean(leg.rate for leg in legs[each]))
 
     @property
@@ -138,7 +147,9 @@ class Cell:
         name = f"{self.clients} clients, acceptance {self.acceptance:g}"
         if self.ratio < limit:
             return f"{name}: {self.ratio:.3f} of lookahead {self.best}, limit {limit:g}"
-        others = max((self.rate(each) for each in self.legs if each not in (AUTO, 0)), default=0.0)
+        if TREES in self.legs and self.ratio_of(TREES) < limit:
+            return f"{name}: {self.ratio_of(TREES):.3f} of lookahead {self.best} with trees, limit {limit:g}"
+        others = max((self.rate(each) for each in self.legs if each not in (AUTO, TREES, 0)), default=0.0)
         if self.best == 0 and self.rate(0) > CLEARLY * others and self.calls["block"]:
             return f"{name}: {self.calls['block']} blocks where plain decoding is clearly best"
         return ""
@@ -196,10 +207,11 @@ def request(number: int, lookahead: int | None, prompts: int) -> GenerateRequest
 
 @dataclass(frozen=True)
 class Pair:
-    """The control's orchestrator and the one of the fixed lookaheads, over the same workers."""
+    """The orchestrators of the control, of the fixed lookaheads, and of the control with trees, over one pair."""
 
     control: RunningOrchestrator
     fixed: RunningOrchestrator
+    trees: RunningOrchestrator
     meters: Meters
 
     def calls(self) -> dict[str, int]:
@@ -207,9 +219,11 @@ class Pair:
 
 
 @asynccontextmanager
-async def pair(acceptance: float, scale: float) -> AsyncIterator[Pair]:
+async def pair(options: argparse.Namespace, acceptance: float, scale: float) -> AsyncIterator[Pair]:
     target = f"{MODEL},pass_ms={scale * TARGET_MS},position_us={scale * TARGET_POSITION_US}"
-    draft = f"{MODEL},pass_ms={scale * DRAFT_MS},position_us={scale * DRAFT_POSITION_US},agree={acceptance}"
+    draft = (
+        f"{MODEL},pass_ms={scale * DRAFT_MS},position_us={scale * DRAFT_POSITION_US},{options.draft.format(acceptance)}"
+    )
     async with AsyncExitStack() as stack:
         workers = [
             [await stack.enter_async_context(service(module, "--model", model))]
@@ -223,22 +237,27 @@ async def pair(acceptance: float, scale: float) -> AsyncIterator[Pair]:
         fixed = await stack.enter_async_context(
             start_orchestrator(*workers, metrics=Metrics(Meters().provider), **settings)
         )  # type: ignore[arg-type]
-        yield Pair(control, fixed, meters)
+        trees = await stack.enter_async_context(
+            start_orchestrator(*workers, lookahead="auto", tree_nodes=options.nodes, **settings)  # type: ignore[arg-type]
+        )
+        yield Pair(control, fixed, trees, meters)
 
 
 async def measure(running: Pair, cell: Cell, options: argparse.Namespace) -> None:
     """Fills the cell."""
-    control, fixed = Clients(running.control), Clients(running.fixed)
-    clients = cell.clients
+    control, fixed, trees = (Clients(it) for it in (running.control, running.fixed, running.trees))
+    clients, controls = cell.clients, [AUTO, TREES] if options.nodes else [AUTO]
     marks = WARM_UP.get(clients, 8), max(1, int(options.share * COUNTED.get(clients, 24)))
-    await control.leg(clients, AUTO, options.repeats, *marks, cell.scale * options.learn)
+    for those in (control, trees)[: len(controls)]:
+        await those.leg(clients, AUTO, options.repeats, *marks, cell.scale * options.learn)
     for repetition in range(options.repeats):
         turn = repetition * len(options.lookaheads) // options.repeats
-        order = [AUTO, *options.lookaheads]
+        order = [*controls, *options.lookaheads]
         for lookahead in order[turn:] + order[:turn]:
             before = running.calls()
-            those = control if lookahead is AUTO else fixed
-            leg = await those.leg(clients, lookahead, repetition, *marks, cell.scale * LONGEST_LEG)
+            those = control if lookahead is AUTO else trees if lookahead == TREES else fixed
+            asked = AUTO if lookahead == TREES else lookahead
+            leg = await those.leg(clients, asked, repetition, *marks, cell.scale * LONGEST_LEG)
             cell.legs[lookahead].append(leg)
             if lookahead is AUTO:
                 for kind, count in running.calls().items():
@@ -249,7 +268,7 @@ async def run(options: argparse.Namespace) -> list[Cell]:
     cells = []
     for acceptance in options.acceptances:
         for scale in sorted({SCALES.get(clients, 1.0) for clients in options.clients}):
-            async with pair(acceptance, scale) as running:
+            async with pair(options, acceptance, scale) as running:
                 for clients in options.clients:
                     if SCALES.get(clients, 1.0) == scale:
                         cells.append(Cell(clients, acceptance, scale))
@@ -264,13 +283,22 @@ def line(cell: Cell) -> str:
 
 
 def name(lookahead: int | None) -> str:
-    return "control" if lookahead is AUTO else str(lookahead)
+    return "control" if lookahead is AUTO else "trees" if lookahead == TREES else str(lookahead)
 
 
 def report(cells: Sequence[Cell], options: argparse.Namespace) -> bool:
     """Prints the table and what is short; whether nothing is."""
     table = Table(box=SIMPLE_HEAD, show_edge=False, padding=0)
-    for title in ("clients", "acceptance", "times", *map(str, options.lookaheads), "control", "ratio"):
+    for title in (
+        "clients",
+        "acceptance",
+        "times",
+        *map(str, options.lookaheads),
+        "control",
+        "ratio",
+        "trees",
+        "ratio",
+    ):
         table.add_column(title, justify="right")
     for title in ("rounds", *(f"{kind}s" for kind in ("block", "probe", "prefixe"))):
         table.add_column(title, justify="right")
@@ -278,7 +306,8 @@ def report(cells: Sequence[Cell], options: argparse.Namespace) -> bool:
         rates = [f"{'*' if each == cell.best else ''}{cell.rate(each):.1f}" for each in (*options.lookaheads, AUTO)]
         head = (str(cell.clients), f"{cell.acceptance:g}", f"{cell.scale:g}")
         counts = (cell.rounds, *(cell.calls[kind] for kind in KINDS))
-        table.add_row(*head, *rates, f"{cell.ratio:.3f}", *map(str, counts))
+        treed = [f"{cell.rate(TREES):.1f}", f"{cell.ratio_of(TREES):.3f}"] if TREES in cell.legs else ["", ""]
+        table.add_row(*head, *rates, f"{cell.ratio:.3f}", *treed, *map(str, counts))
     Console(width=150).print(table)
     missed = [shortfall for cell in cells if (shortfall := cell.shortfall(options.limit))]
     for shortfall in missed:
@@ -293,6 +322,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--acceptances", type=float, nargs="+", default=list(ACCEPTANCES))
     parser.add_argument(
         "--lookaheads", type=int, nargs="+", default=list(LOOKAHEADS), help="fixed ones to compare with"
+    )
+    parser.add_argument("--nodes", type=int, default=0, help="most tokens of a tree; 0: no legs with trees")
+    parser.add_argument(
+        "--draft",
+        default="agree={}",
+        help="how the draft differs from the target, by acceptance; noise={} gives second candidates some worth",
     )
     parser.add_argument("--repeats", type=int, default=2)
     parser.add_argument("--learn", type=float, default=4.0, help="seconds at most, times the factor, before a cell")

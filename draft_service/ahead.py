@@ -4,7 +4,7 @@ After a block was answered, the likeliest outcome of its round is that it is acc
 the token after it as the draft would. The block for that outcome is made as if the outcome had been committed: its
 noise is that of the base length that it would have, so it is, bit for bit, what an Advance would get. It is pushed, and
 the worker goes on from it in the same way. What else it has time for are blocks for other outcomes of the round; they
-are kept for the Advance that names one.
+are kept for the Advance that names one. Of a tree there is no likeliest outcome worth a block: it ends where it ends.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -96,7 +96,7 @@ class Ahead:
 
     def begin(self, answered: Job) -> None:
         """Goes on from a block that was answered, or from where the course that it belongs to has got to."""
-        if not self._blocks or not answered.tokens:
+        if not self._blocks or not answered.tokens or answered.growth is not None:
             return
         course = self._courses.setdefault(answered.ask.key, Course(answered))
         course.running = course.running or self._next(course)

@@ -58,6 +58,7 @@ class Ask:
         tokens: the last committed tokens, ending at base_length; all of them in an Open.
         prefix_hash: of those before `tokens`; 0 in an Open.
         held: whether the sender has the block already: it was pushed to it.
+        nodes: most tokens of the block where it may be a tree; 0 for a chain.
         traceparent: of the round that the block is for; empty where that is not traced.
     """
 
@@ -70,6 +71,7 @@ class Ask:
     law: SessionLaw | None
     held: bool = False
     traceparent: str = ""
+    nodes: int = 0
     arrived_at: float = field(default_factory=time.monotonic)
 
 
@@ -144,7 +146,8 @@ def _open(message: draft_pb2.Open, key: Key, epoch: int, vocab_size: int, kinds:
         omit_law=message.omit_law,
         prediction=prediction,
     )
-    return Ask(key, epoch, len(tokens), tokens, 0, _lookahead(message.lookahead, "open"), law)
+    lookahead, nodes = _lookahead(message.lookahead, "open"), _nodes(message.max_nodes, "open")
+    return Ask(key, epoch, len(tokens), tokens, 0, lookahead, law, nodes=nodes)
 
 
 def _advance(message: draft_pb2.Advance, key: Key, epoch: int, vocab_size: int) -> Ask:
@@ -152,8 +155,14 @@ def _advance(message: draft_pb2.Advance, key: Key, epoch: int, vocab_size: int) 
     if not 1 <= len(tokens) <= message.base_length:
         limit = f"1 to base_length {message.base_length}"
         raise invalid_field(f"advance.tokens holds {len(tokens)} tokens, must be {limit}")
-    lookahead = _lookahead(message.lookahead, "advance")
-    return Ask(key, epoch, message.base_length, tokens, message.prefix_hash, lookahead, None, message.held)
+    lookahead, nodes = _lookahead(message.lookahead, "advance"), _nodes(message.max_nodes, "advance")
+    return Ask(key, epoch, message.base_length, tokens, message.prefix_hash, lookahead, None, message.held, nodes=nodes)
+
+
+def _nodes(value: int, action: str) -> int:
+    if value > MAX_LOOKAHEAD:
+        raise invalid_field(f"{action}.max_nodes is {value}, limit {MAX_LOOKAHEAD}")
+    return value
 
 
 def _lookahead(value: int, action: str) -> int:

@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 
 from draft_service.commands import Ask, Key, SessionLaw
+from draft_service.growth import Growth
 from outrider.law.masking import Words
 from outrider.law.noise import RoundNoise
 from outrider.law.sparse import Float32Array, Int32Array
@@ -31,6 +32,8 @@ class Job:
         bonus: the guess of what follows the block, when there was one.
         mask: the tokens that the session's language allows next, where a model is asked; None without a language.
         work: the positions of the present step; None between steps.
+        growth: the tree in the making, where one is wanted; None for a chain.
+        parents: the row that each token follows; None in a chain.
         traced: the passes, where the command is traced.
         done: the block is complete.
         failed: why there will be none.
@@ -51,6 +54,8 @@ class Job:
     bonus: "Job | None" = None
     mask: Words | None = None
     work: Work | None = None
+    growth: Growth | None = None
+    parents: Int32Array | None = None
     traced: list[Pass] = field(default_factory=list)
     done: bool = False
     failed: OutriderError | None = None

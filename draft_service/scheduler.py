@@ -6,6 +6,7 @@ from itertools import count
 from draft_service.ahead import Ahead
 from draft_service.commands import Ask, CloseSession, CloseStream, Command, Key, SessionLaw
 from draft_service.config import DraftConfig
+from draft_service.growth import Growth
 from draft_service.job import Answer, Job
 from draft_service.proposers import prediction, prompt_lookup
 from draft_service.proposers.base import BlockProposer
@@ -152,13 +153,16 @@ class DraftScheduler:
         if session is None:
             raise _unknown_session()
         limit = min(ask.lookahead, room)
-        if ask.law is not None or not limit:
+        if ask.law is not None or not limit or ask.nodes:
             self._ahead.drop(ask.key)
         prepared = self._ahead.reach(ask, session, limit)
         if prepared is not None:
             return prepared
         session.rebase(ask.base_length, ask.tokens, ask.prefix_hash)
-        return Job(ask, law, session, limit, next(self._numbers))
+        job = Job(ask, law, session, limit, next(self._numbers))
+        if limit and ask.nodes:
+            job.growth = Growth(job.noise, ask.nodes, limit)
+        return job
 
     def _open(self, key: Key, law: SessionLaw) -> Session[Key]:
         grammar = self._grammars.open(law.params)

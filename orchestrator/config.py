@@ -39,6 +39,12 @@ class OrchestratorConfig(ServiceConfig):
         AUTO, description="block length of requests that do not choose one, 0 to 64; auto: by goodput, every round"
     )
     max_lookahead: int = Field(16, ge=0, le=MAX_LOOKAHEAD, description="longest block of any request")
+    tree_nodes: int = Field(
+        0,
+        ge=0,
+        le=MAX_LOOKAHEAD,
+        description="most tokens of a block as a tree, where a request does not say; 0: chains alone",
+    )
     draft_timeout: float = Field(1.0, gt=0, le=60, description="seconds that a round waits for its block")
     draft_hedge: float = Field(
         0.0,

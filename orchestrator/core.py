@@ -203,6 +203,7 @@ class Orchestrator:
             context_length=min(model.context_length for model in models),
             max_lookahead=min(self.config.max_lookahead, longest),
             default_lookahead=None if chosen is None else min(chosen, self.config.max_lookahead, longest),
+            default_nodes=self.config.tree_nodes,
             eos_token_ids=tuple(int32s(models[0].eos_token_ids, "eos_token_ids").tolist()),
         )
 

@@ -22,6 +22,7 @@ from outrider.law.audit import Claim
 from outrider.law.noise import RoundNoise
 from outrider.law.params import to_law_spec
 from outrider.law.sparse import Int32Array, SparseLaw
+from outrider.law.tree import Tree
 from outrider.lm.grammars import SessionGrammar
 from outrider.net.arrays import ArrayError, int32s, law_from_message, to_bytes
 from outrider.net.bounds import DEFAULT_LAW_TOP, MAX_LOOKAHEAD
@@ -50,11 +51,13 @@ class Proposal:
         tokens: [lookahead] int32.
         law: the laws that they were drawn from; without rows where the acceptance rule looks at none.
         reason: unspecified exactly when there are tokens.
+        tree: the shape; None for a chain.
     """
 
     tokens: Int32Array
     law: SparseLaw
     reason: Reason = orchestrator_pb2.PLAIN_REASON_UNSPECIFIED
+    tree: Tree | None = None
 
     def head(self, count: int) -> "Proposal":
         """The first tokens of the block. Where it is cut does not depend on them, so the output's law stays."""
@@ -62,7 +65,10 @@ class Proposal:
             return self
         if count == 0:
             return no_block(orchestrator_pb2.PLAIN_REASON_DISABLED)
-        return Proposal(self.tokens[:count], self.law.head(count))
+        if self.tree is None:
+            return Proposal(self.tokens[:count], self.law.head(count))
+        law = self.tree.law_of_head(self.law, count) if len(self.law.sizes) else self.law
+        return Proposal(self.tokens[:count], law, tree=self.tree.head(count))
 
 
 def no_block(reason: Reason) -> Proposal:
@@ -107,7 +113,7 @@ class Drafting:
         self._link: DraftLink | None = None
         self._incarnation = 0
         self._peer = PeerPrefix()
-        self._asked = 0
+        self._asked = self._nodes = 0
         self._pending: asyncio.Future[DraftEvent] | None = None
         # The answer to a command that no round waits for, which may be an error.
         self._told: asyncio.Future[DraftEvent] | None = None
@@ -126,8 +132,9 @@ class Drafting:
         if isinstance(link, DraftLink) and self._lookahead.begins(self._history(link)):
             self._cache(link, tokens)
 
-    def ask(self, tokens: TokenBuffer, room: int) -> None:
-        """Asks for the block at the current base length, at most `room` tokens. Never waits."""
+    def ask(self, tokens: TokenBuffer, room: int, nodes: int = 0) -> None:
+        """Asks for the block at the current base length, at most `room` tokens; or, where that promises more, for a
+        tree with paths of at most so many, and at most `nodes` tokens in all. Never waits."""
         self._pending, self._committed = None, tokens
         if self._told is not None and _came_to_nothing(self._told):
             self._peer.lost()
@@ -136,7 +143,7 @@ class Drafting:
             self._move(self._pool.better(self._plan.proposer, self._link) or self._link)
         link = self._off or (self._bind(tokens) if room > 0 else orchestrator_pb2.PLAIN_REASON_LAST_TOKEN)
         if isinstance(link, DraftLink):
-            self._ask(link, tokens, min(room, link.max_lookahead))
+            self._ask(link, tokens, min(room, link.max_lookahead), nodes)
         else:
             self._reason = link
 
@@ -202,7 +209,7 @@ class Drafting:
         if link is not None:
             link.bind()
 
-    def _ask(self, link: DraftLink, tokens: TokenBuffer, room: int) -> None:
+    def _ask(self, link: DraftLink, tokens: TokenBuffer, room: int, nodes: int) -> None:
         """Asks for as much as pays, once the worker has read most of the tokens: no round waits for that."""
         self._reason = orchestrator_pb2.PLAIN_REASON_DRAFT_PREFILL
         if self._catching_up is not None and not self._catching_up.done():
@@ -210,14 +217,15 @@ class Drafting:
         if self._catching_up is not None and _came_to_nothing(self._catching_up):
             link.breaker.failure()
         self._catching_up = None
-        lookahead = self._lookahead.choose(self._history(link), room)
+        trees = link.trees[self._plan.proposer, self._plan.acceptance, nodes] if nodes > 1 else None
+        lookahead = self._lookahead.choose(self._history(link), room, trees)
         if lookahead == 0:
             self._reason = orchestrator_pb2.PLAIN_REASON_NO_GAIN
         elif self._plan.adaptive and len(tokens) - self._peer.known > _SHORT_GAP:
             self._lookahead.withheld()
             self._cache(link, tokens)
         else:
-            self._send(link, tokens, lookahead)
+            self._send(link, tokens, lookahead, nodes if self._lookahead.tree else 0)
 
     def _cache(self, link: DraftLink, tokens: TokenBuffer) -> None:
         """Lets the worker compute the tokens; no round waits for it."""
@@ -228,17 +236,21 @@ class Drafting:
     def _history(self, link: DraftLink) -> DraftHistory:
         return link.history[self._plan.proposer, self._plan.acceptance]
 
-    def _send(self, link: DraftLink, tokens: TokenBuffer, lookahead: int) -> None:
-        command = self._command(link, tokens, lookahead)
+    def _send(self, link: DraftLink, tokens: TokenBuffer, lookahead: int, nodes: int = 0) -> None:
+        command = self._command(link, tokens, lookahead, nodes)
         self._metrics.asked(lookahead, probe=self._lookahead.probing)
         pushed, missed_bytes = link.pushed(self._plan.session_id, self._epoch, tokens)
         self._moved_bytes += missed_bytes
         if command.WhichOneof("action") == "open":
             # Something was wrong with the session there: what was built on it is not used either.
             pushed = None
+        elif nodes:
+            # What was drafted ahead is a chain.
+            self._left(pushed)
+            pushed = None
         elif pushed is not None:
             command.advance.held = True
-        self._asked = lookahead
+        self._asked, self._nodes = lookahead, nodes
         self._pending = link.request(command, tokens)
         if not self._pending.cancelled():
             self._moved_bytes += command.ByteSize()
@@ -246,28 +258,35 @@ class Drafting:
         if pushed is not None:
             self._told, self._pending = self._pending, _resolved(pushed)
 
+    def _left(self, pushed: DraftEvent | None) -> None:
+        """A block that was pushed is of no use."""
+        if pushed is not None:
+            self._metrics.discarded("missed")
+            self._moved_bytes += pushed.ByteSize()
+
     def _new_command(self) -> DraftCommand:
         return DraftCommand(session_id=self._plan.session_id, epoch=self._epoch, traceparent=self.traceparent)
 
-    def _command(self, link: DraftLink, tokens: TokenBuffer, lookahead: int) -> DraftCommand:
+    def _command(self, link: DraftLink, tokens: TokenBuffer, lookahead: int, nodes: int) -> DraftCommand:
         command = self._new_command()
         if self._incarnation != link.incarnation:
             self._incarnation = link.incarnation
             self._peer.lost()
         if self._peer.known == 0:
-            command.open.CopyFrom(self._open(tokens, lookahead))
+            command.open.CopyFrom(self._open(tokens, lookahead, nodes))
         else:
             command.advance.base_length = len(tokens)
             command.advance.tokens, command.advance.prefix_hash = self._peer.suffix(tokens)
-            command.advance.lookahead = lookahead
+            command.advance.lookahead, command.advance.max_nodes = lookahead, nodes
         return command
 
-    def _open(self, tokens: TokenBuffer, lookahead: int) -> draft_pb2.Open:
+    def _open(self, tokens: TokenBuffer, lookahead: int, nodes: int) -> draft_pb2.Open:
         return draft_pb2.Open(
             tokens=to_bytes(tokens.view()),
             law=to_law_spec(self._plan.law, self._plan.seed),
             proposer=self._plan.proposer,
             lookahead=lookahead,
+            max_nodes=nodes,
             law_top=self._plan.law_top,
             coupled=self._plan.acceptance == orchestrator_pb2.ACCEPTANCE_COUPLED,
             omit_law=self._plan.judged_by_token,
@@ -301,7 +320,7 @@ class Drafting:
     ) -> None:
         """Asks a second worker. When it is the first to answer with a block, it becomes the session's."""
         command = self._new_command()
-        command.open.CopyFrom(self._open(tokens, self._asked))
+        command.open.CopyFrom(self._open(tokens, self._asked, self._nodes))
         second = spare.request(command, tokens)
         stats.wire_bytes += command.ByteSize()
         won = False
@@ -353,32 +372,43 @@ class Drafting:
         vocab_size, by_token = self._link.model.vocab_size, self._plan.judged_by_token
         try:
             tokens = int32s(block.tokens, "block.tokens")
-            if len(tokens) > (MAX_LOOKAHEAD if pushed else self._asked):
+            tree = _shape(block)
+            if self._too_long(len(tokens), tree, pushed=pushed):
                 return self._invalid("wrong_length")
             top = self._plan.law_top or DEFAULT_LAW_TOP
-            law = _NO_LAW if by_token else law_from_message(block.law, len(tokens), top)
+            law = _NO_LAW if by_token else law_from_message(block.law, len(tokens), top, tree=tree is not None)
         except ArrayError:
             return self._invalid("malformed")
         # A negative id is a large one: a single comparison sees both.
         if len(tokens) and tokens.view("<u4").max() >= vocab_size:
             return self._invalid("token_outside_vocabulary")
-        claim = Claim(tokens, law, RoundNoise(self._plan.seed, event.base_length), vocab_size)
+        claim = Claim(tokens, law, RoundNoise(self._plan.seed, event.base_length), vocab_size, tree)
         # A rule that compares tokens trusts the draft in nothing: there is nothing to audit.
         if len(tokens) and not by_token and await self._audits.result(claim) is not None:
             return self._invalid("audit")
-        if not self._allowed(tokens):
+        if not self._allowed(tokens, tree):
             return self._invalid("grammar")
         self._link.breaker.success()
         if not len(tokens):
             return no_block(orchestrator_pb2.PLAIN_REASON_NO_PROPOSAL)
         stats.drafted_ahead = min(block.timing.ahead_tokens, len(tokens))
+        if tree is not None:
+            return Proposal(tokens, law, tree=tree)
         return Proposal(tokens, law).head(min(len(tokens), self._asked))
 
-    def _allowed(self, tokens: Int32Array) -> bool:
+    def _too_long(self, count: int, tree: Tree | None, *, pushed: bool) -> bool:
+        """Whether a block is more than was asked for."""
+        if tree is None:
+            return count > (MAX_LOOKAHEAD if pushed else self._asked)
+        return pushed or len(tree.parents) != count or count > self._nodes or tree.depth > self._asked
+
+    def _allowed(self, tokens: Int32Array, tree: Tree | None) -> bool:
         """Whether the session's language allows the whole block."""
         if self._grammar is None or self._committed is None:
             return True
-        return self._grammar.legal(self._committed.view(), tokens) == len(tokens)
+        paths = [tokens] if tree is None else [tokens[list(tree.path(leaf))] for leaf in tree.leaves()]
+        committed = self._committed.view()
+        return all(self._grammar.legal(committed, path) == len(path) for path in paths)
 
     def _refused(self, error: OutriderError) -> Proposal:
         if error.reason == types_pb2.ERROR_REASON_CONTEXT_EXCEEDED:
@@ -409,6 +439,17 @@ class Drafting:
         self._metrics.speculation_disabled(reason)
         self.close()
         return reason
+
+
+def _shape(block: draft_pb2.Block) -> Tree | None:
+    """Raises ArrayError where the parents are no tree."""
+    if not block.parents:
+        return None
+    parents = int32s(block.parents, "block.parents")
+    try:
+        return Tree.of(parents)
+    except ValueError as error:
+        raise ArrayError(str(error)) from error
 
 
 def _resolved(event: DraftEvent) -> "asyncio.Future[DraftEvent]":

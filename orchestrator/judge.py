@@ -44,7 +44,8 @@ def decide(
     """
     compact = _answer(plan, tokens, proposal, rows, grammar) if isinstance(rows, torch.Tensor) else rows
     try:
-        return accept(plan.acceptance, proposal.tokens, proposal.law, compact, RoundNoise(plan.seed, len(tokens)))
+        noise = RoundNoise(plan.seed, len(tokens))
+        return accept(plan.acceptance, proposal.tokens, proposal.law, compact, noise, proposal.tree)
     except ValueError as error:
         raise _no_progress(error) from error
 
@@ -57,13 +58,14 @@ def _answer(
     grammar: SessionGrammar | None,
 ) -> Answer:
     """What the target would have made of its logits [lookahead + 1, vocab_size]."""
-    path = np.concatenate([tokens, proposal.tokens])
+    whole = np.concatenate([tokens, proposal.tokens])
     question = Question(
         plan.law,
         RoundNoise(plan.seed, len(tokens)),
-        path,
+        whole,
         None if plan.judged_by_token else (proposal.law.sizes, proposal.law.token_ids),
-        grammar.masks(path, len(tokens)) if grammar is not None else None,
+        grammar.masks(whole, len(tokens), proposal.tree) if grammar is not None else None,
+        proposal.tree,
     )
     (made,) = answer([(logits, question)], logits.shape[1])
     if made is None:
@@ -76,12 +78,12 @@ def logprobs_of(plan: GenerationPlan, proposal: Proposal, outcome: Outcome, veri
     """What the model thought of each token of a round; nothing where the plan does not ask."""
     if plan.logprobs is None:
         return []
-    tokens = np.append(proposal.tokens[: outcome.accepted], np.int32(outcome.token))
+    tokens = np.append(outcome.kept(proposal.tokens), np.int32(outcome.token))
     if isinstance(verified.rows, torch.Tensor):
-        return of_logits(tokens, verified.rows, plan.logprobs)
+        return of_logits(tokens, verified.rows[outcome.rows], plan.logprobs)
     if verified.logprobs is None:
         raise ValueError("the answer lacks the log probabilities that the plan asks for")
-    return of_round(tokens, proposal.law, verified.logprobs)
+    return of_round(tokens, proposal.law, verified.logprobs, outcome.rows)
 
 
 class Judge:
@@ -111,7 +113,9 @@ class Judge:
             loop = asyncio.get_running_loop()
             judged = await loop.run_in_executor(self._thread, _judge, plan, tokens, proposal, verified, grammar)
         elif isinstance(verified.rows, SupportRows) and len(proposal.tokens) and plan.acceptance in self._together:
-            block = Block(proposal.tokens, proposal.law, verified.rows, RoundNoise(plan.seed, len(tokens)))
+            block = Block(
+                proposal.tokens, proposal.law, verified.rows, RoundNoise(plan.seed, len(tokens)), proposal.tree
+            )
             try:
                 outcome = await self._together[plan.acceptance].result(block)
             except ValueError as error:

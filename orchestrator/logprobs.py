@@ -1,9 +1,9 @@
 """The log probabilities of a round's tokens, from those of its rows."""
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from outrider.law.logprobs import LogprobQuestion, LogprobRows, logprob_rows
@@ -25,17 +25,24 @@ class TokenLogprobs:
     top: tuple[tuple[int, float], ...]
 
 
-def of_round(tokens: Int32Array, law: SparseLaw, rows: LogprobRows) -> list[TokenLogprobs]:
+def of_round(
+    tokens: Int32Array, law: SparseLaw, rows: LogprobRows, judged_by: npt.NDArray[np.int64] | None = None
+) -> list[TokenLogprobs]:
     """From the rows of the target's answer.
 
     Args:
         tokens: [n] the round's tokens, at most one a row.
         law: the block's draft law, whose support the rows follow; without rows where it did not travel.
         rows: of the block.
+        judged_by: [n] the row of each token; None for the first n.
     """
+    numbers = range(len(tokens)) if judged_by is None else judged_by.tolist()
     return [
-        TokenLogprobs(logprob, tuple(zip(ids.tolist(), values.tolist(), strict=True)))
-        for logprob, ids, values in zip(_of_tokens(tokens, law, rows), rows.top_ids, rows.top, strict=False)
+        TokenLogprobs(
+            _of_token(token, number, law, rows),
+            tuple(zip(rows.top_ids[number].tolist(), rows.top[number].tolist(), strict=True)),
+        )
+        for token, number in zip(tokens.tolist(), numbers, strict=True)
     ]
 
 
@@ -46,10 +53,9 @@ def of_logits(tokens: Int32Array, logits: torch.Tensor, top: int) -> list[TokenL
     return of_round(tokens, SparseLaw.concatenate([]), rows)
 
 
-def _of_tokens(tokens: Int32Array, law: SparseLaw, rows: LogprobRows) -> Iterator[float]:
-    ends = np.cumsum(law.sizes, dtype=np.int64)
-    for index, token in enumerate(tokens):
-        # A token outside the draft law's support is the one that the target drew there.
-        support = slice(ends[index] - law.sizes[index], ends[index]) if index < len(ends) else slice(0)
-        found = np.flatnonzero(law.token_ids[support] == token)
-        yield float(rows.support[support][found[0]] if len(found) else rows.drawn[index])
+def _of_token(token: int, row: int, law: SparseLaw, rows: LogprobRows) -> float:
+    # A token outside the draft law's support is the one that the target drew there.
+    end = int(law.sizes[: row + 1].sum())
+    support = slice(end - int(law.sizes[row]), end) if row < len(law.sizes) else slice(0)
+    found = np.flatnonzero(law.token_ids[support] == token)
+    return float(rows.support[support][found[0]] if len(found) else rows.drawn[row])

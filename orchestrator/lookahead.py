@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 
 from orchestrator.costs import DraftCosts, Mean, RoundCost, TargetCosts
 from orchestrator.survival import SessionSurvival, Survival, expected_tokens
+from orchestrator.trees import TreeHistory
 
 # Blocks of a draft of which nothing is known are at most so long, and of every length up to it.
 YOUNG_LOOKAHEAD = 4
@@ -133,6 +134,7 @@ class SessionLookahead:
     Attributes:
         alone: whether the block that was chosen last is drafted while the others have none.
         probing: whether it is a probe.
+        tree: whether it may be a tree.
     """
 
     def __init__(self, longest: int, costs: Callable[[], TargetCosts | None], *, adaptive: bool = True) -> None:
@@ -145,35 +147,62 @@ class SessionLookahead:
         self._plain = Mean()
         self._asked = 0
         self._others = 0
-        self.alone = self.probing = False
+        self.alone = self.probing = self.tree = False
+        self._trees: TreeHistory | None = None
 
     def begins(self, draft: DraftHistory) -> bool:
         """Whether a new session would be given blocks."""
         self._bind(draft)
         return not self._adaptive or self._best(draft, self._longest) > 0 or draft.on_trial
 
-    def choose(self, draft: DraftHistory, room: int) -> int:
-        """The length of the next block; at most `room`, which is more than 0."""
+    def choose(self, draft: DraftHistory, room: int, trees: TreeHistory | None = None) -> int:
+        """The length of the next block; at most `room`, which is more than 0. `tree` says whether it is to be a tree,
+        of whose longest path it is the length then.
+
+        Args:
+            trees: what is known of trees; None for a chain in any case.
+        """
         self._bind(draft)
+        self.tree, self._trees = False, None
         limit = min(self._longest, room)
         best = self._best(draft, limit) if self._adaptive else limit
         self._turn(best > 0)
         if not best and self._may_probe(draft):
             best = min(PROBE_LOOKAHEAD, limit)
         self._asked, self._others = best, draft.costs.speculating - self._on
-        return best
+        return self._shape(trees, draft, best, limit) if trees is not None and limit else best
+
+    def _shape(self, trees: TreeHistory, draft: DraftHistory, chain: int, limit: int) -> int:
+        """A tree instead of the chain, where that promises more."""
+        goodput = 0.0 if draft.costs.young else draft.goodput
+        depth = limit
+        if self._adaptive:
+            depth = 0 if draft.on_trial else trees.choose(self._costs(), goodput, limit)
+        self.tree = depth > 0
+        if self.tree:
+            self._trees, self._asked = trees, depth
+        return depth or chain
 
     def withheld(self) -> None:
         """The block that was chosen was not asked for after all."""
-        self._asked = 0
+        self._asked, self._trees = 0, None
 
-    def learn(self, cost: RoundCost, accepted: int, longest: int | None = None) -> None:
-        """What came of the round. `longest`: how long its block could be, where that was less than was asked for."""
+    def learn(self, cost: RoundCost, accepted: int, longest: int | None = None, drafted: int = 0) -> None:
+        """What came of the round.
+
+        Args:
+            longest: how long its block could be, where that was less than was asked for.
+            drafted: tokens of its block.
+        """
         target, draft, asked = self._costs(), self._draft, self._asked
         if target is None:
             return
         target.observe_round(cost)
         if draft is None:
+            return
+        if self._trees is not None:
+            self._trees.observe(asked, self._others, cost.draft_wait, accepted, drafted)
+            self._asked, self._trees = 0, None
             return
         if asked:
             self._fresh = False

@@ -94,7 +94,7 @@ class Metrics:
             self._accepted.add(accepted, rule)
             self._ahead.add(stats.drafted_ahead, rule)
             self._ready.add(stats.block_ready, rule)
-            self._drafted_at.add(drafted)
+            self._drafted_at.add(stats.longest_path)
             self._accepted_at.add(accepted)
         self._wire.add(stats.wire_bytes, rule)
         self._emitted.add(min(emitted, accepted), _ACCEPTED)

@@ -15,7 +15,7 @@ from outrider.law.logprobs import MAX_LOGPROBS
 from outrider.law.params import GREEDY_TEMPERATURE, LawParams, ParamError, check, from_sampling
 from outrider.law.sparse import Int32Array
 from outrider.lm.grammars import SessionGrammars
-from outrider.net.bounds import MAX_LAW_TOP
+from outrider.net.bounds import MAX_LAW_TOP, MAX_LOOKAHEAD
 from outrider.net.errors import OutriderError, invalid_field
 from outrider.v1 import draft_pb2, orchestrator_pb2, target_pb2
 from outrider.v1.draft_pb2 import Proposer
@@ -40,6 +40,7 @@ class ServingLimits:
         max_lookahead: longest block that a request may ask for.
         default_lookahead: lookahead of requests that do not choose one; None lets the lookahead control choose.
         eos_token_ids: the target's end-of-sequence tokens.
+        default_nodes: most tokens of a tree, of requests that do not say.
     """
 
     vocab_size: int
@@ -47,6 +48,7 @@ class ServingLimits:
     max_lookahead: int
     default_lookahead: int | None
     eos_token_ids: tuple[int, ...] = ()
+    default_nodes: int = 0
 
 
 @dataclass(frozen=True)
@@ -65,6 +67,7 @@ class GenerationPlan:
         proposer: unspecified leaves it to the draft worker.
         row_format: what the target returns; never unspecified, and one that the acceptance rule can use.
         law_top: most entries that a row of the draft law keeps; 0 leaves it to the draft worker.
+        max_nodes: most tokens of a block that is a tree; below 2 for chains alone.
         prediction: [n] int32, what the client expects to be generated; empty when it did not say.
         logprobs: how many of the likeliest tokens to tell beside each token and its log probability; None for no log
             probability at all.
@@ -83,6 +86,7 @@ class GenerationPlan:
     proposer: "Proposer.ValueType"
     row_format: "RowFormat.ValueType"
     law_top: int
+    max_nodes: int
     prediction: Int32Array
     logprobs: int | None
     token_by_token: bool
@@ -103,6 +107,7 @@ class _Speculation(NamedTuple):
     proposer: "Proposer.ValueType"
     row_format: "RowFormat.ValueType"
     law_top: int
+    max_nodes: int
 
 
 _BY_TOKEN = {orchestrator_pb2.ACCEPTANCE_GREEDY, orchestrator_pb2.ACCEPTANCE_COUPLED}
@@ -245,7 +250,10 @@ def _speculation(request: orchestrator_pb2.GenerateRequest, law: LawParams, limi
     proposer = _proposer(wanted)
     acceptance = _acceptance(wanted.acceptance, law, seeded=request.HasField("seed"))
     row_format = _row_format(wanted.row_format, acceptance)
-    return _Speculation(lookahead, chosen is None, acceptance, proposer, row_format, wanted.law_top)
+    nodes = wanted.max_nodes if wanted.HasField("max_nodes") else limits.default_nodes
+    if nodes > MAX_LOOKAHEAD:
+        raise invalid_field(f"speculation.max_nodes is {nodes}, must be in [0, {MAX_LOOKAHEAD}]")
+    return _Speculation(lookahead, chosen is None, acceptance, proposer, row_format, wanted.law_top, nodes)
 
 
 def _proposer(wanted: orchestrator_pb2.Speculation) -> "Proposer.ValueType":

@@ -71,7 +71,7 @@ async def scored(session: Session) -> Scored:
 def round_tokens(proposal: Proposal, outcome: Outcome, logprobs: Sequence[TokenLogprobs] = ()) -> list[RoundToken]:
     """The round's tokens in order: accepted ones, then the one that the target drew; with the log probability of each,
     or of none."""
-    tokens = [(int(token), TOKEN_ORIGIN_ACCEPTED) for token in proposal.tokens[: outcome.accepted]]
+    tokens = [(int(token), TOKEN_ORIGIN_ACCEPTED) for token in outcome.kept(proposal.tokens)]
     tokens.append((outcome.token, outcome.origin))
     return [RoundToken(token, origin, each) for (token, origin), each in zip_longest(tokens, logprobs)]
 
@@ -88,5 +88,6 @@ def record(proposal: Proposal, outcome: Outcome, stats: RoundStats) -> None:
     """Only what was verified counts as drafted."""
     stats.drafted = len(proposal.tokens)
     stats.accepted = outcome.accepted
+    stats.tree_depth = proposal.tree.depth if proposal.tree is not None else 0
     stats.drafted_ahead = min(stats.drafted_ahead, stats.drafted)
     stats.plain_reason = proposal.reason

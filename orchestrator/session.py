@@ -95,14 +95,16 @@ class Session:
         session when it fails."""
         self._learn(stats, len(kept.tokens))
         accepted = stats.accepted
-        agreed = self.base_length + min(accepted, len(kept.tokens))
+        # Of a tree the workers do not know which path was kept: the next messages bring it.
+        agreed = self.base_length + (0 if stats.tree_depth else min(accepted, len(kept.tokens)))
         self.tokens.append(kept.tokens)
         self.verifying.learned(min(agreed, self.base_length - 1))
-        if accepted:
+        if accepted and not stats.tree_depth:
             self.drafting.learned(min(agreed, self.base_length - 1))
         if kept.finish is None:
             self._trace_next()
-            self.drafting.ask(self.tokens, min(self._room(), self.verifying.longest_block))
+            room = min(self._room(), self.verifying.longest_block)
+            self.drafting.ask(self.tokens, room, min(self.plan.max_nodes, self.verifying.largest_tree))
             if self.lookahead.alone or self.lookahead.probing:
                 self.verifying.away()
 
@@ -124,7 +126,7 @@ class Session:
         if self.rounds and stats.target_passes == 1:
             # A block that was drafted ahead is as long as the one before was to be.
             longest = stats.drafted if stats.drafted_ahead else None
-            self.lookahead.learn(round_cost(stats, since, tokens), stats.accepted, longest)
+            self.lookahead.learn(round_cost(stats, since, tokens), stats.accepted, longest, stats.drafted)
         else:
             self.lookahead.withheld()
 

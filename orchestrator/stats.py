@@ -44,6 +44,7 @@ class RoundStats:
     drafted_ahead: int = 0
     block_ready: bool = False
     verify_queue_micros: int = 0
+    tree_depth: int = 0
 
     def begins(self, part: Part) -> float:
         """A part of the round begins: when, in time.perf_counter()'s seconds."""
@@ -57,6 +58,11 @@ class RoundStats:
 
     def attempt_failed(self, reason: str, worker: str) -> None:
         """An attempt at verifying came to nothing."""
+
+    @property
+    def longest_path(self) -> int:
+        """Draft tokens that the round could have kept at most."""
+        return self.tree_depth or self.drafted
 
     def message(self) -> Round:
         """The wire's view."""

@@ -166,6 +166,11 @@ class Verifying:
         """Most draft tokens that make sense; more than 0."""
         return max(1, self._link.max_lookahead) if self._link is not None else MAX_LOOKAHEAD
 
+    @property
+    def largest_tree(self) -> int:
+        """Most draft tokens of a tree; 0 while no worker is known to take one."""
+        return self._link.max_tree_nodes if self._link is not None else 0
+
     def away(self) -> None:
         """The next block will take longer than usual."""
         if self._link is not None:
@@ -190,7 +195,8 @@ class Verifying:
         self, tokens: TokenBuffer, proposal: Proposal, stats: RoundStats, patience: _Patience
     ) -> tuple[Proposal, Verified]:
         link = await self._bound(tokens, patience)
-        proposal = proposal.head(min(len(proposal.tokens), link.max_lookahead))
+        most = link.max_lookahead if proposal.tree is None else link.max_tree_nodes
+        proposal = proposal.head(min(len(proposal.tokens), most))
         item = self._item(tokens, proposal)
         result = await link.verify(item, self._caller, stats)
         stats.wire_bytes += item.ByteSize() + result.ByteSize()
@@ -231,6 +237,8 @@ class Verifying:
         if self._plan.row_format == target_pb2.ROW_FORMAT_SUPPORT:
             item.support_sizes = to_bytes(proposal.law.sizes)
             item.support_ids = to_bytes(proposal.law.token_ids)
+        if proposal.tree is not None:
+            item.draft_parents = to_bytes(proposal.tree.parents)
         if self._plan.logprobs is not None:
             item.logprobs = self._plan.logprobs
         opens = len(prefix_tokens) == len(tokens) * np.dtype(np.int32).itemsize

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from outrider.law.logprobs import MAX_LOGPROBS, LogprobRows
@@ -13,6 +14,7 @@ from outrider.law.masking import Words
 from outrider.law.params import ParamError, SeededLaw, check, from_law_spec
 from outrider.law.rows import SupportRows
 from outrider.law.sparse import Int32Array
+from outrider.law.tree import Tree
 from outrider.lm.engine import EngineInfo
 from outrider.lm.passes import Work
 from outrider.net.arrays import ArrayError, int32s, tokens_in_vocab
@@ -57,6 +59,7 @@ class Job:
         outcome: the rows, or why there are none.
         traceparent: of the round that it is part of; empty where that is not traced.
         masks: the tokens that the session's language allows, a row per row; None without one.
+        tree: the block's shape; None for a chain.
     """
 
     session_id: str
@@ -76,6 +79,7 @@ class Job:
     outcome: Scored | OutriderError | None = None
     masks: Words | None = None
     traceparent: str = ""
+    tree: Tree | None = None
 
     @property
     def opens(self) -> bool:
@@ -86,6 +90,11 @@ class Job:
     def needs_law(self) -> bool:
         """Whether its rows are made from the session's law."""
         return self.row_format != target_pb2.ROW_FORMAT_LOGITS
+
+    @property
+    def parents(self) -> npt.NDArray[np.integer] | None:
+        """[lookahead] the places in the session of what the draft tokens follow; None in a chain."""
+        return None if self.tree is None else self.base_length - 1 + self.tree.parents
 
 
 def parse_item(item: target_pb2.VerifyItem, info: EngineInfo, max_lookahead: int, on_done: Callable[[], None]) -> Job:
@@ -100,10 +109,12 @@ def parse_item(item: target_pb2.VerifyItem, info: EngineInfo, max_lookahead: int
         raise invalid_field(f"prefix_tokens holds {len(prefix)} tokens, must be 1 to base_length {item.base_length}")
     if len(draft) > max_lookahead:
         raise invalid_field(f"draft_tokens holds {len(draft)} tokens, limit {max_lookahead}")
-    if item.base_length + len(draft) > info.context_length:
+    tree = _tree(item, len(draft))
+    depth = len(draft) if tree is None else tree.depth
+    if item.base_length + depth > info.context_length:
         raise OutriderError(
             types_pb2.ERROR_REASON_CONTEXT_EXCEEDED,
-            f"base_length {item.base_length} + {len(draft)} draft tokens exceed the context of {info.context_length}",
+            f"base_length {item.base_length} + {depth} draft tokens exceed the context of {info.context_length}",
         )
     return Job(
         item.session_id,
@@ -117,7 +128,22 @@ def parse_item(item: target_pb2.VerifyItem, info: EngineInfo, max_lookahead: int
         _support(item, len(draft), info.vocab_size),
         _logprobs(item),
         on_done,
+        tree=tree,
     )
+
+
+def _tree(item: target_pb2.VerifyItem, lookahead: int) -> Tree | None:
+    if not item.draft_parents:
+        return None
+    try:
+        parents = int32s(item.draft_parents, "draft_parents")
+        if len(parents) != lookahead:
+            raise invalid_field(f"draft_parents holds {len(parents)} rows for {lookahead} draft tokens")
+        return Tree.of(parents)
+    except ArrayError as error:
+        raise invalid_field(str(error)) from error
+    except ValueError as error:
+        raise invalid_field(f"draft_parents: {error}") from error
 
 
 def _law(item: target_pb2.VerifyItem, prefix_length: int, vocab_size: int) -> SeededLaw | None:

@@ -139,9 +139,9 @@ class TargetScheduler:
         elif job.needs_law and session.law is None:
             raise OutriderError(types_pb2.ERROR_REASON_SESSION_NOT_FOUND, "session was opened without a law")
         session.rebase(job.base_length, job.prefix_tokens, job.prefix_hash)
-        session.extend(job.draft_tokens)
+        session.extend(job.draft_tokens, job.parents)
         if job.needs_law and session.grammar is not None:
-            job.masks = session.grammar.masks(session.tokens, job.base_length)
+            job.masks = session.grammar.masks(session.tokens, job.base_length, job.tree)
         return Work(session, session.length, job.base_length - 1, job.number, traceparent=job.traceparent)
 
     def _remove(self, job: Job) -> None:

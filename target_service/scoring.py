@@ -59,7 +59,7 @@ def question(job: Job) -> Question:
     if job.work is None or job.work.session.law is None:
         raise ValueError("the job has not begun, or its session has no law")
     law, tokens = job.work.session.law, job.work.session.tokens
-    return Question(law.params, RoundNoise(law.seed, job.base_length), tokens, job.support, job.masks)
+    return Question(law.params, RoundNoise(law.seed, job.base_length), tokens, job.support, job.masks, job.tree)
 
 
 def finite(blocks: Sequence[torch.Tensor]) -> list[bool]:

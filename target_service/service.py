@@ -96,6 +96,7 @@ class TargetService(target_pb2_grpc.TargetServiceServicer):
             max_lookahead=self._config.max_lookahead,
             token_budget=self._config.token_budget,
             instance_id=self.host.instance_id,
+            max_tree_nodes=self._config.max_lookahead,
             version=__version__,
         )
 

@@ -13,6 +13,7 @@ import torch
 
 from draft_service.commands import Key
 from draft_service.job import Job
+from draft_service.proposers.trees import draw_trees
 from outrider.law.draft import point_mass, propose_each, truncate
 from outrider.law.noise import Purpose
 from outrider.law.rows import bonus_tokens
@@ -76,7 +77,8 @@ class ModelProposer:
         return self._engine.shared_pages()
 
     def step(self, jobs: Sequence[Job]) -> None:
-        """One pass; every chain whose row came gets its next token. Work ahead takes no KV page from a session."""
+        """One pass; every chain whose row came gets its next token, every tree its next level. Work ahead takes no KV
+        page from a session."""
         steps = [(job, self._work(job)) for job in jobs]
         waiting = [work for _, work in steps if work.remaining]
         displace = not any(job.ahead for job in jobs)
@@ -92,9 +94,8 @@ class ModelProposer:
         """The positions of the job's present step; without a token wanted, those that are not cached yet."""
         if job.work is None:
             goal = job.session.length
-            job.work = Work(
-                job.session, goal, goal - 1 if job.limit else goal, job.number, traceparent=job.ask.traceparent
-            )
+            rows = 0 if not job.limit else 1 if job.growth is None else len(job.growth.level)
+            job.work = Work(job.session, goal, goal - rows, job.number, traceparent=job.ask.traceparent)
         return job.work
 
     def _finish_step(self, job: Job, work: Work) -> tuple[Job, list[torch.Tensor]]:
@@ -107,7 +108,10 @@ class ModelProposer:
         return job, work.rows
 
     def _draw(self, steps: list[tuple[Job, list[torch.Tensor]]]) -> None:
-        drawing = [(job, rows[0]) for job, rows in steps if rows and _masked(job)]
+        trees = [(job, torch.cat(rows)) for job, rows in steps if rows and job.growth is not None]
+        if trees:
+            draw_trees(trees, self._engine.info.vocab_size, self._fail_non_finite)
+        drawing = [(job, rows[0]) for job, rows in steps if rows and job.growth is None and _masked(job)]
         for draw, greedy in ((self._draw_likeliest, True), (self._draw_sampled, False)):
             of_kind = [(job, row) for job, row in drawing if job.law.params.greedy is greedy]
             if of_kind:

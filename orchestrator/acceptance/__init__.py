@@ -10,6 +10,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from orchestrator.acceptance.block import block
+from orchestrator.acceptance.branching import branching
 from orchestrator.acceptance.coupled import coupled
 from orchestrator.acceptance.greedy import greedy
 from orchestrator.acceptance.laws import Block, side_by_side
@@ -20,9 +21,10 @@ from outrider.law.batch import each_or_why
 from outrider.law.noise import BatchNoise, RoundNoise
 from outrider.law.rows import SupportRows
 from outrider.law.sparse import Int32Array, SparseLaw
+from outrider.law.tree import Tree
 from outrider.v1.orchestrator_pb2 import Acceptance
 
-__all__ = ["BY_LAW", "Block", "Outcome", "accept", "accept_each", "block", "coupled", "greedy", "ratio"]
+__all__ = ["BY_LAW", "Block", "Outcome", "accept", "accept_each", "block", "branching", "coupled", "greedy", "ratio"]
 
 # The rules that look at laws, and those that compare tokens.
 BY_LAW = {Acceptance.ACCEPTANCE_RATIO: ratio, Acceptance.ACCEPTANCE_BLOCK: block}
@@ -35,16 +37,18 @@ def accept(
     draft_law: SparseLaw,
     rows: SupportRows | Int32Array,
     noise: RoundNoise,
+    tree: Tree | None = None,
 ) -> Outcome:
-    """Decides a round by the rule.
+    """Decides a round by the rule. A tree under `block`, which knows chains alone, is judged by `ratio`.
 
     Args:
         rule: any but UNSPECIFIED.
         draft_tokens: [lookahead]; token i stands at position noise.base_length + i.
-        draft_law: [lookahead] rows; `greedy` and `coupled` do not look at it.
+        draft_law: [lookahead] rows, see Block; `greedy` and `coupled` do not look at it.
         rows: of the target: SupportRows over the support of draft_law for `ratio` and `block`, the target's own
             tokens, int32 [lookahead + 1], for `greedy` and `coupled`.
         noise: of the round.
+        tree: the block's shape; None for a chain.
 
     Raises ValueError for a rule that is none, rows of another rule, and what the rule itself refuses.
     """
@@ -52,12 +56,12 @@ def accept(
         drawn = plain(draft_tokens, draft_law, rows)
         if drawn is not None:
             return drawn
-        (outcome,) = accept_each(rule, [Block(draft_tokens, draft_law, rows, noise)])
+        (outcome,) = accept_each(rule, [Block(draft_tokens, draft_law, rows, noise, tree)])
         if isinstance(outcome, ValueError):
             raise outcome
         return outcome
     if rule in _BY_TOKEN and isinstance(rows, np.ndarray):
-        return _BY_TOKEN[rule](draft_tokens, rows)
+        return _BY_TOKEN[rule](draft_tokens, rows, tree)
     if rule in BY_LAW or rule in _BY_TOKEN:
         raise ValueError(f"{Acceptance.Name(rule)} does not judge rows of type {type(rows).__name__}")
     raise ValueError(f"{rule} is no acceptance rule")
@@ -69,4 +73,17 @@ def accept_each(rule: "Acceptance.ValueType", blocks: Sequence[Block]) -> list[O
     def decide(some: Sequence[Block]) -> list[Outcome]:
         return BY_LAW[rule](side_by_side(some), BatchNoise.of([block.noise for block in some]))
 
-    return [ValueError(each) if isinstance(each, str) else each for each in each_or_why(blocks, decide)]
+    chains = iter(each_or_why([block for block in blocks if block.tree is None], decide))
+    return [_branching(block) if block.tree is not None else _or_error(next(chains)) for block in blocks]
+
+
+def _branching(block: Block) -> Outcome | ValueError:
+    assert block.tree is not None
+    try:
+        return branching(block, block.tree)
+    except ValueError as error:
+        return error
+
+
+def _or_error(outcome: Outcome | str) -> Outcome | ValueError:
+    return ValueError(outcome) if isinstance(outcome, str) else outcome

@@ -7,9 +7,10 @@ invariant speculative decoding"). The draft is trusted in nothing: it can only b
 
 from orchestrator.acceptance.outcome import Outcome, follow
 from outrider.law.sparse import Int32Array
+from outrider.law.tree import Tree
 
 
-def coupled(draft_tokens: Int32Array, target_tokens: Int32Array) -> Outcome:
+def coupled(draft_tokens: Int32Array, target_tokens: Int32Array, tree: Tree | None = None) -> Outcome:
     """Keeps draft tokens as long as each is the target's own draw; then the target's.
 
     Every token that comes out, accepted or not, is the target's draw at its position, and COUPLE noise depends on seed
@@ -18,7 +19,8 @@ def coupled(draft_tokens: Int32Array, target_tokens: Int32Array) -> Outcome:
     Args:
         draft_tokens: [lookahead].
         target_tokens: [lookahead + 1], winner of the race over each row's law with COUPLE noise.
+        tree: the block's shape; None for a chain.
 
     Raises ValueError when shapes do not fit.
     """
-    return follow(draft_tokens, target_tokens)
+    return follow(draft_tokens, target_tokens, tree)

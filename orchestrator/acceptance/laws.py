@@ -15,6 +15,7 @@ from outrider.law.noise import BatchNoise, Float64Array, Int64Array, Purpose, Ro
 from outrider.law.race import scores
 from outrider.law.rows import SupportRows
 from outrider.law.sparse import Int32Array, SparseLaw
+from outrider.law.tree import Tree
 
 
 @dataclass(frozen=True)
@@ -23,15 +24,18 @@ class Block:
 
     Attributes:
         tokens: [lookahead] draft tokens; token i stands at position noise.base_length + i.
-        law: [lookahead] rows, the laws that the tokens were drawn from; audited.
+        law: [lookahead] rows, the laws that the tokens were drawn from; audited. In a tree row i is the law of what
+            follows row i, without entries where that is nothing.
         rows: [lookahead + 1] rows of the target over the support of `law`.
         noise: of the round.
+        tree: the shape; None for a chain.
     """
 
     tokens: Int32Array
     law: SparseLaw
     rows: SupportRows
     noise: RoundNoise
+    tree: Tree | None = None
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,7 @@ from orchestrator.hedging import Waits
 from orchestrator.links.base import INFO_TIMEOUT, Info, Link, Misbehaved
 from orchestrator.lookahead import DraftHistory
 from orchestrator.prefix import TokenBuffer
+from orchestrator.trees import TreeHistory
 from outrider.lm.tokenizer import Vocabulary
 from outrider.net.arrays import to_bytes
 from outrider.net.bounds import (
@@ -86,6 +87,7 @@ class DraftLink(Link):
         proposers: what the worker offers.
         waits: of rounds for its blocks; kept where late ones are hedged.
         history: what its sessions learned together, by proposer and acceptance rule.
+        trees: what they learned of trees, by proposer, acceptance rule and most tokens of a tree.
 
     Args:
         vocabulary: of the orchestrator's tokenizer.
@@ -114,6 +116,7 @@ class DraftLink(Link):
         # Bytes of events that the worker may still send for the commands that it got, and the most for one of them.
         self._credit = self._per_command = 0
         self.history: dict[tuple[Proposer.ValueType, Acceptance.ValueType], DraftHistory] = defaultdict(DraftHistory)
+        self.trees: dict[tuple[Proposer.ValueType, Acceptance.ValueType, int], TreeHistory] = defaultdict(TreeHistory)
 
     def request(self, command: DraftCommand, tokens: TokenBuffer) -> "asyncio.Future[DraftEvent]":
         """Sends an Open or Advance that makes `tokens` the session's committed ones; the future gets its event, or

@@ -48,6 +48,7 @@ class TargetLink(Link):
 
     Attributes:
         costs: what rounds cost with it.
+        max_tree_nodes: most tokens of a block that is a tree; 0 where it takes chains alone.
 
     Args:
         vocabulary: of the orchestrator's tokenizer.
@@ -73,6 +74,7 @@ class TargetLink(Link):
         self._model = model
         self._verify_timeout = verify_timeout
         self.costs = TargetCosts()
+        self.max_tree_nodes = 0
         self._batcher = Batcher(self._send, self.costs, waited=batched)
         self._releases: set[asyncio.Task[None]] = set()
         self._verifying: dict[str, asyncio.Future[None]] = {}
@@ -181,6 +183,7 @@ class TargetLink(Link):
         self._batcher.row_bytes = row_bytes(info.model.vocab_size, info.model.dtype)
         if isinstance(info, target_pb2.TargetServiceGetInfoResponse):
             self._batcher.max_positions = info.token_budget
+            self.max_tree_nodes = info.max_tree_nodes
 
     async def _serve_connection(self) -> None:
         request = health_pb2.HealthCheckRequest()

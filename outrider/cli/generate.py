@@ -87,6 +87,9 @@ def generate(
     prediction: Annotated[Path | None, typer.Option(help="File with the expected output, used as the draft.")] = None,
     row_format: Annotated[RowFormatName | None, typer.Option(help="What the target returns.")] = None,
     law_top: Annotated[int | None, typer.Option(help="Most tokens in a row of the draft's law.")] = None,
+    max_nodes: Annotated[
+        int | None, typer.Option(help="Most tokens of a block that is a tree; 0 for chains alone.")
+    ] = None,
     session_id: Annotated[str, typer.Option(help="Id of the session; chosen for you without it.")] = "",
     color: Annotated[
         bool | None, typer.Option("--color/--no-color", help="Colour tokens by origin; on a terminal by default.")
@@ -118,6 +121,7 @@ def generate(
         "proposer": PROPOSERS[proposer] if proposer else None,
         "row_format": _ROW_FORMAT[row_format] if row_format else None,
         "law_top": law_top,
+        "max_nodes": max_nodes,
     }
 
     reach = Reach(tls, tls_ca, tls_cert, tls_key, tls_server_name, token_file, plain_token)

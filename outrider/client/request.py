@@ -40,6 +40,7 @@ class Options(TypedDict, total=False):
     regex: str
     lark: str
     lookahead: int
+    max_nodes: int
     acceptance: Literal["greedy", "ratio", "block", "coupled"]
     proposer: Literal["model", "early_exit", "prompt_lookup", "prediction"]
     prediction: str

@@ -12,6 +12,7 @@ from outrider.law.params import LawParams
 from outrider.law.rows import Sample, Support, SupportRows, race_of, support_rows
 from outrider.law.sparse import Int32Array
 from outrider.law.transforms import NonFiniteLogits, RowContext, greedy_tokens, law_probs
+from outrider.law.tree import Tree
 
 # Laws in float32 that are made at once: what a CPU's cache holds, and what an accelerator's memory hardly notices.
 _BYTES_ON_CPU, _BYTES_ON_DEVICE = 1 << 22, 1 << 28
@@ -26,10 +27,11 @@ class Question:
     Attributes:
         params: the session's law parameters.
         noise: of the round.
-        tokens: [base_length + lookahead] int32, all committed tokens and the block.
-        support: (sizes [lookahead] int32, token ids [sum(sizes)] int32) of the draft law, for SupportRows; None for the
-            target's own tokens.
+        tokens: [base_length + lookahead] int32, all committed tokens and the block's.
+        support: (sizes [lookahead] int32, token ids [sum(sizes)] int32) of the draft law, see Support, for SupportRows;
+            None for the target's own tokens.
         masks: [lookahead + 1, words] the tokens that the session's language allows; None without one.
+        tree: the block's shape; None for a chain.
     """
 
     params: LawParams
@@ -37,6 +39,7 @@ class Question:
     tokens: Int32Array
     support: tuple[Int32Array, Int32Array] | None = None
     masks: Words | None = None
+    tree: Tree | None = None
 
     @property
     def rows(self) -> int:
@@ -47,8 +50,15 @@ class Question:
     def contexts(self) -> list[RowContext]:
         """One per row."""
         masks = [None] * self.rows if self.masks is None else list(self.masks)
+        return [RowContext(self.params, self._text(row), mask) for row, mask in enumerate(masks)]
+
+    def _text(self, row: int) -> Int32Array:
+        """What the row follows."""
         base_length = self.noise.base_length
-        return [RowContext(self.params, self.tokens[: base_length + row], mask) for row, mask in enumerate(masks)]
+        if self.tree is None:
+            return self.tokens[: base_length + row]
+        path = np.array(self.tree.path(row), np.int64)
+        return np.concatenate([self.tokens[:base_length], self.tokens[base_length + path]])
 
     @property
     def kind(self) -> int:
@@ -85,7 +95,7 @@ def _supports(blocks: Sequence[_Block], vocab_size: int) -> list[Answer | None]:
 
     def make(part: list[int], logits: torch.Tensor, contexts: list[RowContext]) -> None:
         supports = [
-            Support(question.noise, *question.support)
+            Support(question.noise, *question.support, question.tree)
             for question in (blocks[number][1] for number in part)
             if question.support is not None
         ]
@@ -97,7 +107,7 @@ def _supports(blocks: Sequence[_Block], vocab_size: int) -> list[Answer | None]:
 
 
 def _samples(blocks: Sequence[_Block], vocab_size: int) -> list[Answer | None]:
-    race = race_of([Sample(question.noise, question.rows) for _, question in blocks], vocab_size)
+    race = race_of([Sample(question.noise, question.rows, question.tree) for _, question in blocks], vocab_size)
     ends = np.cumsum([question.rows for _, question in blocks])
     raced: set[int] = set()
 

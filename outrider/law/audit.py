@@ -5,10 +5,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from outrider.law.batch import Segments, each_or_why, refuse
-from outrider.law.noise import BatchNoise, Int64Array, Purpose, RoundNoise
+from outrider.law.batch import BoolArray, Refused, Segments, each_or_why, refuse
+from outrider.law.noise import BatchNoise, Float64Array, Int64Array, Purpose, RoundNoise
 from outrider.law.race import scores
-from outrider.law.sparse import Int32Array, SparseLaw
+from outrider.law.sparse import Float32Array, Int32Array, SparseLaw
+from outrider.law.tree import Tree, depths_of
 
 # How far a row's sum may be from 1, and, relatively, a winner's score from the smallest: the last bits of float32 and
 # of another machine's logarithm.
@@ -22,18 +23,48 @@ class Claim:
 
     Attributes:
         tokens: [lookahead] draft tokens; token i stands at position noise.base_length + i.
-        law: [lookahead] rows.
+        law: [lookahead] rows; in a tree row i is that of the tokens that follow row i.
         noise: of the round that the block was made for.
         vocab_size: real token ids.
+        tree: the shape; None for a chain.
     """
 
     tokens: Int32Array
     law: SparseLaw
     noise: RoundNoise
     vocab_size: int
+    tree: Tree | None = None
+
+    @property
+    def followed(self) -> BoolArray:
+        """[lookahead] whether something was drawn from each row."""
+        rows = np.ones(len(self.law.sizes), np.bool_)
+        if self.tree is not None:
+            rows[:] = False
+            rows[self.tree.parents] = True
+        return rows
+
+    @property
+    def firsts(self) -> Int32Array:
+        """[lookahead] what was drawn first from each row; 0 where nothing was."""
+        if self.tree is None:
+            return self.tokens
+        firsts = np.zeros(len(self.tokens), np.int32)
+        first = self.tree.ranks == 0
+        firsts[self.tree.parents[first]] = self.tokens[first]
+        return firsts
+
+    @property
+    def noises(self) -> list[RoundNoise]:
+        """[lookahead] of each row."""
+        if self.tree is None:
+            return [self.noise] * len(self.tokens)
+        return self.tree.noises(self.noise)[: len(self.tokens)]
 
 
-def audit(tokens: Int32Array, law: SparseLaw, noise: RoundNoise, vocab_size: int) -> str | None:
+def audit(
+    tokens: Int32Array, law: SparseLaw, noise: RoundNoise, vocab_size: int, tree: Tree | None = None
+) -> str | None:
     """Why a block must be dropped, or None when it may be used; arguments as in Claim.
 
     A law that passes is one that the tokens can have been drawn from, under the round's own noise: every accidental lie
@@ -41,7 +72,7 @@ def audit(tokens: Int32Array, law: SparseLaw, noise: RoundNoise, vocab_size: int
 
     Returns one sentence that names the first failing check, without a full stop.
     """
-    (fault,) = audit_each([Claim(tokens, law, noise, vocab_size)])
+    (fault,) = audit_each([Claim(tokens, law, noise, vocab_size, tree)])
     return fault
 
 
@@ -53,7 +84,8 @@ def audit_each(claims: Sequence[Claim]) -> list[str | None]:
 def _audited(claims: Sequence[Claim]) -> list[None]:
     """Raises Refused for those that fail."""
     blocks = _rows(claims)
-    rows = _entries(claims, blocks)
+    followed = np.concatenate([claim.followed for claim in claims])
+    rows = _entries(claims, blocks, followed)
     tokens = np.concatenate([claim.tokens for claim in claims])
     token_ids = np.concatenate([claim.law.token_ids for claim in claims])
     probs = np.concatenate([claim.law.probs for claim in claims])
@@ -66,28 +98,71 @@ def _audited(claims: Sequence[Claim]) -> list[None]:
     sums = rows.reduce(np.add, probs.astype(np.float64), 0.0)
     within = blocks.offsets
     refuse(
-        ~(np.abs(sums - 1.0) <= SUM_TOLERANCE),
+        ~(np.abs(sums - 1.0) <= SUM_TOLERANCE) & followed,
         blocks.owners,
         lambda row: f"draft law row {within[row]} sums to {sums[row]:.8g}",
     )
-    noise = BatchNoise.of([claim.noise for claim in claims])
-    positions = noise.base_lengths[owners] + within[rows.owners]
-    race = scores(probs, noise.exponentials(Purpose.PROPOSE, owners, positions, token_ids))
-    drawn = rows.reduce(np.minimum, np.where(token_ids == tokens[rows.owners], race, np.inf), np.inf)
+    race = _race(claims, blocks, rows, token_ids, probs)
+    firsts = np.concatenate([claim.firsts for claim in claims])
+    drawn = rows.reduce(np.minimum, np.where(token_ids == firsts[rows.owners], race, np.inf), np.inf)
     best = rows.reduce(np.minimum, race, np.inf)
 
     def why(row: int) -> str:
-        fault = "is not in" if np.isinf(drawn[row]) else "was not drawn from"
-        return f"draft token {tokens[row]} {fault} row {within[row]} of its law"
+        return _not_drawn(int(firsts[row]), int(within[row]), missing=bool(np.isinf(drawn[row])))
 
-    refuse(~(drawn <= best * (1.0 + SCORE_TOLERANCE)), blocks.owners, why)
+    refuse(~(drawn <= best * (1.0 + SCORE_TOLERANCE)) & followed, blocks.owners, why)
+    _check_siblings(claims, blocks, rows, token_ids, race)
     return [None] * len(claims)
+
+
+def _race(
+    claims: Sequence[Claim], blocks: Segments, rows: Segments, token_ids: Int32Array, probs: Float32Array
+) -> Float64Array:
+    """[entries] the scores of each row's race."""
+    if any(claim.tree is not None for claim in claims):
+        noise = BatchNoise.of([noise for claim in claims for noise in claim.noises])
+        depths = [depths_of(claim.tree, len(claim.tokens) + 1)[:-1] for claim in claims]
+        positions = noise.base_lengths + np.concatenate(depths).astype(np.int64)
+        whose, positions = rows.owners, positions[rows.owners]
+    else:
+        noise = BatchNoise.of([claim.noise for claim in claims])
+        whose = blocks.owners[rows.owners]
+        positions = noise.base_lengths[whose] + blocks.offsets[rows.owners]
+    return scores(probs, noise.exponentials(Purpose.PROPOSE, whose, positions, token_ids))
+
+
+def _check_siblings(
+    claims: Sequence[Claim], blocks: Segments, rows: Segments, token_ids: Int32Array, race: Float64Array
+) -> None:
+    """What a race is won by without those that won before: the siblings of a tree, in their order."""
+    faults: dict[int, str] = {}
+    for number, claim in enumerate(claims):
+        for row in np.unique(claim.tree.parents).tolist() if claim.tree is not None else ():
+            start = rows.starts[blocks.starts[number] + row]
+            entries = slice(start, start + claim.law.sizes[row])
+            left = dict(zip(token_ids[entries].tolist(), race[entries].tolist(), strict=True))
+            for token in claim.tokens[claim.tree.children(row)].tolist() if claim.tree is not None else ():
+                score = left.pop(token, None)
+                if score is None or score > min(left.values(), default=np.inf) * (1.0 + SCORE_TOLERANCE):
+                    faults.setdefault(number, _not_drawn(token, row, missing=score is None))
+    if faults:
+        raise Refused(faults)
+
+
+def _not_drawn(token: int, row: int, *, missing: bool) -> str:
+    return f"draft token {token} {'is not in' if missing else 'was not drawn from'} row {row} of its law"
 
 
 def _rows(claims: Sequence[Claim]) -> Segments:
     """The rows of each block."""
     tokens = np.array([len(claim.tokens) for claim in claims])
     rows = np.array([len(claim.law.sizes) for claim in claims])
+    shapes = [len(claim.tokens) if claim.tree is None else len(claim.tree.parents) for claim in claims]
+    refuse(
+        tokens != shapes,
+        np.arange(len(claims)),
+        lambda block: f"{tokens[block]} draft tokens with {shapes[block]} parents",
+    )
     refuse(
         tokens != rows,
         np.arange(len(claims)),
@@ -96,10 +171,11 @@ def _rows(claims: Sequence[Claim]) -> Segments:
     return Segments.of(rows)
 
 
-def _entries(claims: Sequence[Claim], blocks: Segments) -> Segments:
+def _entries(claims: Sequence[Claim], blocks: Segments, followed: BoolArray) -> Segments:
     """The entries of each row."""
     sizes = np.concatenate([claim.law.sizes for claim in claims]).astype(np.int64)
-    refuse(sizes < 1, blocks.owners, lambda row: "a row of the draft law is empty")
+    refuse((sizes < 1) & followed, blocks.owners, lambda row: "a row of the draft law is empty")
+    refuse((sizes != 0) & ~followed, blocks.owners, lambda row: "a row of the draft law is followed by no token")
     total = blocks.reduce(np.add, sizes, 0)
     ids = np.array([len(claim.law.token_ids) for claim in claims])
     probs = np.array([len(claim.law.probs) for claim in claims])

@@ -18,6 +18,7 @@ from outrider.law.language import Language
 from outrider.law.masking import Words, word_count
 from outrider.law.params import ParamError
 from outrider.law.sparse import Int32Array
+from outrider.law.tree import Tree
 
 MAX_GRAMMAR_BYTES = 256 * 1024
 
@@ -103,12 +104,13 @@ class GrammarState:
         self._walked = np.empty(64, np.int32)
         self._length = 0
 
-    def masks(self, tokens: Int32Array, first: int) -> Words:
+    def masks(self, tokens: Int32Array, first: int, tree: Tree | None = None) -> Words:
         """The tokens that may stand at positions first ... len(tokens), one bit each.
 
         Args:
             tokens: [n] int32, prompt, committed tokens and block.
             first: committed tokens; those from here on are candidates and may be illegal.
+            tree: the block's shape; None for a chain. The rows are then its rows.
 
         Returns [n - first + 1, word_count(vocab_size)] uint32. Rows after an illegal candidate or a stop token are
         never used, and all ones. Raises GrammarError when the committed tokens are no beginning of a member, or leave
@@ -117,6 +119,9 @@ class GrammarState:
         self._move(tokens[self._prompt_length : first])
         rows = np.full((len(tokens) - first + 1, word_count(self._vocab_size)), 0xFFFFFFFF, np.uint32)
         self._fill(rows[0])
+        if tree is not None:
+            self._fill_tree(rows, tokens[self._prompt_length :], first - self._prompt_length, tree)
+            return rows
         for row, token in zip(rows[1:], tokens[first:].tolist(), strict=True):
             try:
                 if not self._consume(token):
@@ -125,6 +130,22 @@ class GrammarState:
             except GrammarError:
                 break  # where candidates lead must not end a session that may never go there
         return rows
+
+    def _fill_tree(self, rows: Words, generated: Int32Array, first: int, tree: Tree) -> None:
+        """The rows of the candidates generated[first:], path after path: going back costs little."""
+        filled = {0}
+        for leaf in tree.leaves():
+            self._move(generated[:first])
+            for token in tree.path(leaf):
+                row = token + 1
+                try:
+                    if not self._consume(int(generated[first + token])):
+                        break
+                    if row not in filled:
+                        self._fill(rows[row])
+                        filled.add(row)
+                except GrammarError:
+                    break  # as in a chain
 
     def legal(self, tokens: Int32Array, candidates: Int32Array) -> int:
         """How many of the candidates, from the first on, may follow the tokens. A stop token is the last that may.

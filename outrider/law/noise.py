@@ -46,6 +46,7 @@ class Purpose(IntEnum):
     RESAMPLE = 3
     COUPLE = 4
     CHOICE = 5
+    BRANCH = 6
 
 
 def derived_seed(seed: int, number: int) -> int:
@@ -98,6 +99,18 @@ class RoundNoise:
         """
         words = philox((_TAIL, position, self.base_length, int(purpose)), self._key())
         return -math.log1p(-_uniform(*words[:2])), _uniform(*words[2:])
+
+    def branch(self, position: int, rank: int) -> "RoundNoise":
+        """The noise of what follows one of several candidates for a position; the first has rank 0, and its parent's
+        noise, so that a chain is drawn as it always was.
+
+        Prefixes that end at one position must not share noise: what is drawn after one of them may decide how much is
+        drawn after another.
+        """
+        if not rank:
+            return self
+        high, low, _, _ = philox((rank, position, self.base_length, int(Purpose.BRANCH)), self._key())
+        return RoundNoise(high << 32 | low, self.base_length)
 
     def _words(
         self, purpose: Purpose, position: int | npt.NDArray[np.integer], token: int | Int32Array

@@ -15,6 +15,7 @@ from outrider.law.noise import Purpose, RoundNoise
 from outrider.law.parallel import for_rows
 from outrider.law.sample import Race
 from outrider.law.sparse import Float32Array, Int32Array
+from outrider.law.tree import Tree, depths_of
 
 Float64Array = npt.NDArray[np.float64]
 
@@ -43,19 +44,26 @@ class Support:
     """A block as far as its SupportRows depend on it.
 
     Attributes:
-        noise: of the round; row i stands at position noise.base_length + i.
-        sizes: [lookahead] int32, entries of the draft law per draft token.
+        noise: of the round; row i stands at position noise.base_length + i, in a tree at that of its depth.
+        sizes: [lookahead] int32, entries of the draft law after each row but the last.
         token_ids: [sum(sizes)] int32, distinct within a row.
+        tree: the block's shape; None for a chain.
     """
 
     noise: RoundNoise
     sizes: Int32Array
     token_ids: Int32Array
+    tree: Tree | None = None
 
     @property
     def rows(self) -> int:
         """lookahead + 1."""
         return len(self.sizes) + 1
+
+    @property
+    def positions(self) -> list[int]:
+        """[rows] where the token after each row stands."""
+        return _positions(self.noise, self.tree, self.rows)
 
 
 @dataclass(frozen=True)
@@ -63,12 +71,23 @@ class Sample:
     """A block as far as its target tokens depend on it.
 
     Attributes:
-        noise: of the round; row i stands at position noise.base_length + i.
+        noise: of the round; row i stands at position noise.base_length + i, in a tree at that of its depth.
         rows: lookahead + 1.
+        tree: the block's shape; None for a chain.
     """
 
     noise: RoundNoise
     rows: int
+    tree: Tree | None = None
+
+    @property
+    def positions(self) -> list[int]:
+        """[rows] where the token after each row stands."""
+        return _positions(self.noise, self.tree, self.rows)
+
+
+def _positions(noise: RoundNoise, tree: Tree | None, rows: int) -> list[int]:
+    return [noise.base_length + depth for depth in depths_of(tree, rows)]
 
 
 def support_rows(target_probs: torch.Tensor, blocks: Sequence[Support]) -> list[SupportRows]:
@@ -88,7 +107,7 @@ def support_rows(target_probs: torch.Tensor, blocks: Sequence[Support]) -> list[
     on_support = target_probs[where]
     # What is left is the tail, zero by zero: its sum is no difference of almost equal numbers.
     target_probs[where] = 0.0
-    noises = [(block.noise, block.noise.base_length + row) for block in blocks for row in range(block.rows)]
+    noises = [(block.noise, position) for block in blocks for position in block.positions]
     masses, tokens = _draw(target_probs, [noise.tail(Purpose.RESAMPLE, position)[1] for noise, position in noises])
     target_probs[where] = on_support
     return list(_split(blocks, on_support.cpu().numpy(), masses, tokens))
@@ -114,7 +133,7 @@ def sample_rows(target_probs: torch.Tensor, blocks: Sequence[Sample]) -> list[In
 def race_of(blocks: Sequence[Sample], vocab_size: int) -> Race:
     """The races of all blocks' rows, in their order: `sample_rows` for laws that come in parts."""
     seeds = [block.noise.seed for block in blocks for _ in range(block.rows)]
-    positions = [block.noise.base_length + row for block in blocks for row in range(block.rows)]
+    positions = [position for block in blocks for position in block.positions]
     return Race(seeds, positions, vocab_size)
 
 

@@ -9,6 +9,7 @@ from transformers import PreTrainedModel
 
 from outrider.law.sparse import Int32Array
 from outrider.lm.attention import Paged, PagedPass, serving
+from outrider.lm.branches import Branches, grown
 from outrider.lm.engine import EngineInfo, OutOfPages, Segment
 from outrider.lm.kv import PagedSequence, PagePool
 from outrider.lm.kv_storage import KvStorage
@@ -24,6 +25,7 @@ class _Work:
     sequence: PagedSequence
     tokens: Int32Array
     rows: int
+    branches: Branches | None
 
 
 class CausalLm:
@@ -44,7 +46,7 @@ class CausalLm:
 
     def open(self, tokens: Int32Array) -> PagedSequence:
         """A new sequence that holds the longest cached prefix of `tokens`: whole pages, never all of the tokens."""
-        return PagedSequence.with_prefix(self._pool, tokens)
+        return PagedSequence.with_prefix(self._pool, tokens, self._storage.move)
 
     def pages(self) -> tuple[int, int]:
         """(used, total) pages; a page that is cached but held by no sequence counts as unused."""
@@ -74,7 +76,7 @@ class CausalLm:
                 it.sequence.cancel()
             raise
         for it in work:
-            it.sequence.append(it.tokens)
+            it.sequence.append(it.tokens, it.branches)
         rows = list(torch.split(logits, [it.rows for it in work]))
         self._withdraw_broken(work, rows)
         return rows
@@ -87,11 +89,11 @@ class CausalLm:
             raise ValueError(f"{segment.rows} rows wanted of {len(tokens)} tokens")
         if int(tokens.min()) < 0 or int(tokens.max()) >= self._info.vocab_size:
             raise ValueError(f"a token is outside the vocabulary of {self._info.vocab_size}")
-        if sequence.length + len(tokens) > self._info.context_length:
-            raise ValueError(
-                f"{sequence.length + len(tokens)} tokens exceed the context of {self._info.context_length}"
-            )
-        return _Work(sequence, tokens, segment.rows)
+        branches = _branches(sequence, segment)
+        end = sequence.length + len(tokens) if branches is None else 1 + int(branches.positions.max())
+        if end > self._info.context_length:
+            raise ValueError(f"{end} tokens exceed the context of {self._info.context_length}")
+        return _Work(sequence, tokens, segment.rows, branches)
 
     def _reserve(self, work: list[_Work]) -> None:
         missing = sum(it.sequence.missing(len(it.tokens)) for it in work)
@@ -128,7 +130,8 @@ class CausalLm:
         pieces, first_row = [], 0
         for it in work:
             rows = len(it.tokens)
-            pieces.append(Piece(first_row, rows, it.sequence.length, np.array(it.sequence.pages, dtype=np.int64)))
+            pages = np.array(it.sequence.pages, dtype=np.int64)
+            pieces.append(Piece(first_row, rows, it.sequence.length, pages, it.branches))
             first_row += rows
         return pieces
 
@@ -137,6 +140,18 @@ class CausalLm:
         for it, logits in zip(work, rows, strict=True):
             if it.rows and not bool(logits.amax(-1).isfinite().all()):
                 it.sequence.withdraw()
+
+
+def _branches(sequence: PagedSequence, segment: Segment) -> Branches | None:
+    """The tree that the sequence holds with the segment; None for a chain."""
+    length, count, parents = sequence.length, len(segment.tokens), segment.parents
+    if parents is None and sequence.branches is None:
+        return None
+    if parents is None:
+        parents = np.arange(length - 1, length + count - 1)
+    if len(parents) != count:
+        raise ValueError(f"{count} tokens with {len(parents)} parents")
+    return grown(sequence.branches, length, parents)
 
 
 def run_model(

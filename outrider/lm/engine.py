@@ -4,6 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from transformers import PreTrainedTokenizerBase
 
@@ -58,6 +60,13 @@ class SequenceState(Protocol):
         Raises ValueError when length > self.length.
         """
 
+    def keep(self, path: Sequence[int]) -> None:
+        """Leaves of a tree one path: the entries at these places (branches.py), from the trunk on, one following the
+        other. They become a chain without being computed again; all others are forgotten.
+
+        Raises ValueError when they are no path.
+        """
+
     def free(self) -> None:
         """Gives the state back. Idempotent."""
 
@@ -68,13 +77,16 @@ class Segment:
 
     Attributes:
         sequence: the state that the tokens are appended to.
-        tokens: [n] int32, n >= 1, at positions sequence.length ... sequence.length + n - 1.
-        rows: how many of the last positions need logits, 0 <= rows <= n.
+        tokens: [n] int32, n >= 1, at the places sequence.length ... sequence.length + n - 1.
+        rows: how many of the last places need logits, 0 <= rows <= n.
+        parents: [n] the place of the entry that each token follows; None where each follows the one before it. With
+            others the sequence holds a tree until `keep` or `truncate` makes it a chain again.
     """
 
     sequence: SequenceState
     tokens: Int32Array
     rows: int
+    parents: npt.NDArray[np.integer] | None = None
 
 
 class Engine(Protocol):
@@ -92,7 +104,7 @@ class Engine(Protocol):
         """Appends every segment's tokens to its sequence in one pass.
 
         Returns one [rows, vocab_size] tensor per segment, in the model's dtype, on the model's device: raw logits,
-        cut to the real vocabulary, row i scoring what follows the token at that position.
+        cut to the real vocabulary, row i scoring what follows the token at that place.
         Raises OutOfPages before anything changed.
         """
 

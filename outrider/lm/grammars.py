@@ -7,6 +7,7 @@ from outrider.law.grammar import GrammarError, Grammars, GrammarState
 from outrider.law.masking import Words
 from outrider.law.params import LawParams
 from outrider.law.sparse import Int32Array
+from outrider.law.tree import Tree
 from outrider.lm.pieces import PieceTable, piece_table
 from outrider.net.errors import invalid_field
 
@@ -47,10 +48,10 @@ class SessionGrammar:
     def __init__(self, state: GrammarState) -> None:
         self._state = state
 
-    def masks(self, tokens: Int32Array, first: int) -> Words:
+    def masks(self, tokens: Int32Array, first: int, tree: Tree | None = None) -> Words:
         """The tokens that may stand at positions first ... len(tokens), see GrammarState."""
         try:
-            return self._state.masks(tokens, first)
+            return self._state.masks(tokens, first, tree)
         except GrammarError as error:
             raise invalid_field(str(error)) from error
 

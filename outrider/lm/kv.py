@@ -6,13 +6,17 @@ Pages are shared by the chained hash of the tokens up to their end, so equal pre
 
 from array import array
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from hashlib import blake2b
 
 from outrider.law.sparse import Int32Array
+from outrider.lm.branches import Branches
 from outrider.lm.engine import OutOfPages
 
 _DIGEST_BYTES = 16
+
+# Copies the contents of slots (the first) into others.
+Move = Callable[[Sequence[int], Sequence[int]], None]
 
 
 class PagePool:
@@ -107,20 +111,25 @@ class PagedSequence:
 
     Attributes:
         pages: the pages, in order; the last may be partly filled.
+        branches: the tree that it holds; None in a chain.
         freed: whether `free` was called.
+
+    Args:
+        move: copies the contents of slots into others; needed where trees are kept.
     """
 
-    def __init__(self, pool: PagePool) -> None:
+    def __init__(self, pool: PagePool, move: Move | None = None) -> None:
         self.pages: list[int] = []
-        self._pool = pool
+        self._pool, self._move = pool, move
         self._tokens = array("i")
         self._digests: list[bytes] = []  # of the full pages
+        self.branches: Branches | None = None
         self.freed = False
 
     @staticmethod
-    def with_prefix(pool: PagePool, tokens: Int32Array) -> "PagedSequence":
+    def with_prefix(pool: PagePool, tokens: Int32Array, move: Move | None = None) -> "PagedSequence":
         """A sequence that holds the longest published prefix of `tokens`, in whole pages, never all of them."""
-        sequence = PagedSequence(pool)
+        sequence = PagedSequence(pool, move)
         size = pool.page_size
         for start in range(0, len(tokens) - size, size):
             digest = _digest(sequence._digests, tokens[start : start + size].astype("i", copy=False).tobytes())
@@ -155,11 +164,19 @@ class PagedSequence:
         self.pages.extend(fresh)
         return copy
 
-    def append(self, tokens: Int32Array) -> None:
-        """Counts `tokens`, whose state was written into the reserved slots, and publishes the pages they filled."""
+    def append(self, tokens: Int32Array, branches: Branches | None = None) -> None:
+        """Counts `tokens`, whose state was written into the reserved slots, and publishes the pages they filled.
+
+        `branches`: the tree that the sequence holds with them.
+        """
         self._tokens.frombytes(tokens.astype("i", copy=False).tobytes())
-        size = self._pool.page_size
-        for index in range(len(self._digests), self.length // size):
+        self.branches = branches
+        self._publish()
+
+    def _publish(self) -> None:
+        """Makes full pages of the chain findable; what a page of a tree holds is no prefix of a text."""
+        size, chain = self._pool.page_size, self.branches.trunk if self.branches is not None else self.length
+        for index in range(len(self._digests), chain // size):
             page_tokens = self._tokens[index * size : (index + 1) * size]
             self._digests.append(_digest(self._digests, page_tokens.tobytes()))
             self._pool.publish(self.pages[index], self._digests[index])
@@ -178,12 +195,37 @@ class PagedSequence:
         del self._tokens[length:]
         del self._digests[length // self._pool.page_size :]
         self._cut_pages(length)
+        self.branches = self.branches.cut(length) if self.branches is not None else None
+        self._publish()
+
+    def keep(self, path: Sequence[int]) -> None:
+        """Leaves one path of the tree, see SequenceState; moves only what does not lie where it belongs."""
+        if self.branches is None:
+            raise ValueError("the sequence holds no tree")
+        self.branches.require_path(path)
+        trunk = self.branches.trunk
+        moves = [(place, trunk + index) for index, place in enumerate(path) if place != trunk + index]
+        if any(self._pool.shared(self.pages[target // self._pool.page_size]) for _, target in moves):
+            # A twin needs what lies there: what would have to move is computed again.
+            path, moves = path[: moves[0][1] - trunk], []
+        if moves:
+            if self._move is None:
+                raise ValueError("nothing moves the sequence's entries")
+            self._move(*([self._slot(place) for place in places] for places in zip(*moves, strict=True)))
+        self._tokens[trunk:] = array("i", [self._tokens[place] for place in path])
+        self.branches = None
+        self._cut_pages(self.length)
+        self._publish()
+
+    def _slot(self, place: int) -> int:
+        page, offset = divmod(place, self._pool.page_size)
+        return self.pages[page] * self._pool.page_size + offset
 
     def fork(self) -> "PagedSequence":
         """A second sequence with the same tokens, on the same pages."""
-        twin = PagedSequence(self._pool)
+        twin = PagedSequence(self._pool, self._move)
         twin.pages, twin._tokens, twin._digests = self.pages[:], self._tokens[:], self._digests[:]
-        twin.freed = self.freed
+        twin.branches, twin.freed = self.branches, self.freed
         for page in twin.pages:
             self._pool.hold(page)
         return twin

@@ -81,6 +81,14 @@ class KvStorage:
         for block in self._blocks:
             block.index_fill_(1, index, 0)
 
+    def move(self, sources: Sequence[int], targets: Sequence[int]) -> None:
+        """Copies slots in every layer, all read before the first is written."""
+        device = self._blocks[0].device
+        read, written = torch.tensor(sources, device=device), torch.tensor(targets, device=device)
+        for block in self._blocks:
+            slots = block.view(len(block), -1, block.shape[2] // self.page_size)
+            slots.index_copy_(1, written, slots.index_select(1, read))
+
     def copy_page(self, source: int, target: int) -> None:
         """Copies one page in every layer."""
         for block in self._blocks:

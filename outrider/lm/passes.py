@@ -208,12 +208,11 @@ class PassRunner:
         work, session = piece.work, piece.work.session
         if session.sequence is None:
             # Up to the first row that is wanted: the engine may know everything before it from other sessions.
-            tokens = session.tokens[: min(work.first_row + 1, work.goal)].copy()
+            tokens = session.tokens[: min(work.first_row + 1, work.goal, session.straight)].copy()
             session.sequence = self._engine.open(tokens)
             if self._counts is not None:
                 self._counts.opened(len(tokens), session.sequence.length)
         start = session.cached
         stop = min(start + piece.positions, work.goal)
-        return Segment(
-            session.sequence, session.tokens[start:stop].copy(), rows=stop - max(start, min(work.first_row, stop))
-        )
+        rows = stop - max(start, min(work.first_row, stop))
+        return Segment(session.sequence, session.tokens[start:stop].copy(), rows, session.parents(start, stop))

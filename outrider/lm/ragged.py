@@ -11,6 +11,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from outrider.lm.branches import Branches
+
 Int64Array = npt.NDArray[np.int64]
 
 # Rows of a longer piece are split: a mask then never grows beyond this many rows, and half of the work that a causal
@@ -32,19 +34,36 @@ class Piece:
     Attributes:
         first_row: where they are in the pass.
         rows: how many.
-        start: position of the first in its sequence.
+        start: place of the first in its sequence.
         pages: the sequence's pages up to the last of them.
+        branches: the tree that the sequence holds with them; None in a chain, where places are positions.
     """
 
     first_row: int
     rows: int
     start: int
     pages: Int64Array
+    branches: Branches | None = None
 
     @property
     def end(self) -> int:
         """Length of the sequence with them."""
         return self.start + self.rows
+
+    @property
+    def places(self) -> Int64Array:
+        """[rows] where they lie in the sequence."""
+        return np.arange(self.start, self.end)
+
+    @property
+    def first(self) -> int:
+        """The smallest of their positions."""
+        return self.start if self.branches is None else int(self.positions.min())
+
+    @property
+    def positions(self) -> Int64Array:
+        """[rows] where they stand in their texts."""
+        return self.places if self.branches is None else self.branches.positions_of(self.places)
 
 
 @dataclass(frozen=True)
@@ -70,7 +89,7 @@ class RaggedBatch:
 
     Attributes:
         slots: [n] int64, where each row's key and value go.
-        positions: [n] int64, each row's position in its sequence.
+        positions: [n] int64, each row's position in its text.
         pieces: the sequences.
     """
 
@@ -80,16 +99,16 @@ class RaggedBatch:
         self._groups = _group([part for piece in pieces for part in _split(piece, page_size)])
         self._count = sum(piece.rows for piece in pieces)
         self._views: dict[tuple[int | None, int, int, torch.dtype], list[View]] = {}
-        positions = [np.arange(piece.start, piece.end) for piece in pieces]
+        places = [piece.places for piece in pieces]
         self.slots = self._tensor(
             np.concatenate(
                 [
                     piece.pages[at // page_size] * page_size + at % page_size
-                    for piece, at in zip(pieces, positions, strict=True)
+                    for piece, at in zip(pieces, places, strict=True)
                 ]
             )
         )
-        self.positions = self._tensor(np.concatenate(positions))
+        self.positions = self._tensor(np.concatenate([piece.positions for piece in pieces]))
 
     def views(self, window: int | None, heads: int, kv_heads: int, dtype: torch.dtype) -> list[View]:
         """What layers with this window and these heads read; computed once a pass."""
@@ -101,7 +120,7 @@ class RaggedBatch:
 
     def _view(self, pieces: list[Piece], window: int | None, heads: int, kv_heads: int, dtype: torch.dtype) -> View:
         most_rows = max(piece.rows for piece in pieces)
-        firsts = [0 if window is None else max(0, piece.start + 1 - window) // self._page_size for piece in pieces]
+        firsts = [0 if window is None else max(0, piece.first + 1 - window) // self._page_size for piece in pieces]
         most_pages = max(len(piece.pages) - first for piece, first in zip(pieces, firsts, strict=True))
         pages = np.full((len(pieces), most_pages), self._null_page)
         rows = np.empty((len(pieces), most_rows), np.int64)
@@ -110,7 +129,7 @@ class RaggedBatch:
             rows[index] = np.minimum(np.arange(most_rows), piece.rows - 1)
         starts = np.array([piece.start for piece in pieces])
         keys = np.array(firsts)[:, None] * self._page_size + np.arange(most_pages * self._page_size)
-        mask = _mask(rows + starts[:, None], keys, window)
+        mask = _mask(rows + starts[:, None], keys, window, [piece.branches for piece in pieces])
         rows += np.array([piece.first_row for piece in pieces])[:, None]
         whole = rows.size == self._count and bool((rows.ravel() == np.arange(self._count)).all())
         head_rows = np.arange(2 * kv_heads)[:, None] * (self._null_page + 1) + pages.ravel()
@@ -130,11 +149,18 @@ class RaggedBatch:
         return torch.from_numpy(array).to(self._device)
 
 
-def _mask(positions: Int64Array, keys: Int64Array, window: int | None) -> npt.NDArray[np.bool_] | None:
-    """[sequences, n, keys]: which of the keys at positions [sequences, keys] a row sees. None when all are seen."""
-    seen = keys[:, None] <= positions[:, :, None]
+def _mask(
+    rows: Int64Array, keys: Int64Array, window: int | None, trees: Sequence[Branches | None]
+) -> npt.NDArray[np.bool_] | None:
+    """[sequences, n, keys]: which of the keys at places [sequences, keys] the rows at places [sequences, n] see. None
+    when all are seen."""
+    seen = keys[:, None] <= rows[:, :, None]
+    for index, tree in enumerate(trees):
+        if tree is not None:
+            tree.restrict(seen[index], rows[index], keys[index])
+            rows[index], keys[index] = tree.positions_of(rows[index]), tree.positions_of(keys[index])
     if window is not None:
-        seen &= keys[:, None] > positions[:, :, None] - window
+        seen &= keys[:, None] > rows[:, :, None] - window
     return None if seen.all() else seen
 
 
@@ -142,7 +168,8 @@ def _split(piece: Piece, page_size: int) -> list[Piece]:
     parts = []
     for offset in range(0, piece.rows, MAX_PIECE_ROWS):
         start, rows = piece.start + offset, min(MAX_PIECE_ROWS, piece.rows - offset)
-        parts.append(Piece(piece.first_row + offset, rows, start, piece.pages[: -(-(start + rows) // page_size)]))
+        pages = piece.pages[: -(-(start + rows) // page_size)]
+        parts.append(Piece(piece.first_row + offset, rows, start, pages, piece.branches))
     return parts
 
 

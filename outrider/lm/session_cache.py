@@ -6,9 +6,11 @@ from collections.abc import Callable, Hashable, Iterator
 from typing import Generic, TypeVar
 
 import numpy as np
+import numpy.typing as npt
 
 from outrider.law.params import SeededLaw
 from outrider.law.sparse import Int32Array
+from outrider.lm.branches import Branches, grown
 from outrider.lm.engine import SequenceState
 from outrider.lm.grammars import SessionGrammar
 from outrider.net.arrays import PrefixHash
@@ -24,7 +26,8 @@ _MAX_SESSIONS = 16_384
 class Session(Generic[Key]):
     """One session's prefix as the worker knows it. Used by the engine thread alone.
 
-    `tokens` may be longer than the cached state (a prompt still to be computed) and may end in draft tokens.
+    `tokens` may be longer than the cached state (a prompt still to be computed) and may end in draft tokens. Where they
+    are a tree, the next `rebase` says which path of it was committed.
 
     Attributes:
         key: the session's id in this worker.
@@ -32,6 +35,7 @@ class Session(Generic[Key]):
         used_at: monotonic seconds of the last use.
         law: what the session was opened with, where its worker needs that; None otherwise.
         grammar: where the session stands in its language; None when the law has none.
+        branches: the tree that `tokens` ends in; None for a chain.
     """
 
     def __init__(self, key: Key) -> None:
@@ -40,6 +44,7 @@ class Session(Generic[Key]):
         self.used_at = time.monotonic()
         self.law: SeededLaw | None = None
         self.grammar: SessionGrammar | None = None
+        self.branches: Branches | None = None
         self._buffer = np.empty(64, np.int32)
         self._length = 0
         self._hash = PrefixHash()
@@ -55,6 +60,11 @@ class Session(Generic[Key]):
         return self._length
 
     @property
+    def straight(self) -> int:
+        """Number of leading tokens that follow one another; those after them are a tree."""
+        return self._length if self.branches is None else self.branches.trunk
+
+    @property
     def cached(self) -> int:
         """Number of leading tokens whose state is cached."""
         return self.sequence.length if self.sequence is not None else 0
@@ -68,16 +78,17 @@ class Session(Generic[Key]):
         Raises OutriderError: SESSION_NOT_FOUND when fewer tokens are known, PREFIX_MISMATCH when they differ.
         """
         start = base_length - len(tail)
-        if start > self._length:
+        if start > self.straight:
             raise OutriderError(
                 types_pb2.ERROR_REASON_SESSION_NOT_FOUND,
-                f"session holds {self._length} tokens, the message builds on {start}",
+                f"session holds {self.straight} tokens, the message builds on {start}",
             )
         if start > 0 and self._hash_at(start) != prefix_hash:
             raise OutriderError(
                 types_pb2.ERROR_REASON_PREFIX_MISMATCH,
                 f"the hash of the first {start} tokens differs from prefix_hash",
             )
+        self._follow(tail[self.straight - start :])
         equal = start + _common(self._buffer[start : self._length], tail)
         self._forget_from(min(equal, base_length))
         self.extend(tail[self._length - start :])
@@ -86,7 +97,7 @@ class Session(Generic[Key]):
     def holds(self, base_length: int, tail: Int32Array, prefix_hash: int) -> bool:
         """Whether the known tokens begin with what `rebase` would make of them. Changes nothing."""
         start = base_length - len(tail)
-        if base_length > self._length or _common(self._buffer[start:base_length], tail) < len(tail):
+        if base_length > self.straight or _common(self._buffer[start:base_length], tail) < len(tail):
             return False
         return start == 0 or self._hash_at(start) == prefix_hash
 
@@ -96,15 +107,40 @@ class Session(Generic[Key]):
         self._forget_from(length)
         self._truncate_state(length - 1)
 
-    def extend(self, tokens: Int32Array) -> None:
-        """Appends tokens whose state is still to be computed. Amortised O(len(tokens))."""
+    def extend(self, tokens: Int32Array, parents: npt.NDArray[np.integer] | None = None) -> None:
+        """Appends tokens whose state is still to be computed. Amortised O(len(tokens)).
+
+        Args:
+            parents: [n] the places of the tokens that they follow; None where each follows the one before it.
+        """
+        if parents is None and self.branches is not None:
+            parents = np.arange(self._length - 1, self._length + len(tokens) - 1)
+        if parents is not None:
+            self.branches = grown(self.branches, self._length, parents)
         end = self._length + len(tokens)
         if end > len(self._buffer):
-            grown = np.empty(max(end, 2 * len(self._buffer)), np.int32)
-            grown[: self._length] = self.tokens
-            self._buffer = grown
+            larger = np.empty(max(end, 2 * len(self._buffer)), np.int32)
+            larger[: self._length] = self.tokens
+            self._buffer = larger
         self._buffer[self._length : end] = tokens
         self._length = end
+
+    def parents(self, start: int, stop: int) -> npt.NDArray[np.int64] | None:
+        """[stop - start] the places of the tokens that those at these places follow; None where they are a chain."""
+        if self.branches is None or stop <= self.branches.trunk:
+            return None
+        return np.array([self.branches.parent_of(place) for place in range(start, stop)])
+
+    def text(self, place: int) -> Int32Array:
+        """The tokens up to the one at a place: of a tree its path alone."""
+        if self.branches is None or place < self.branches.trunk:
+            return self.tokens[: place + 1]
+        path: list[int] = []
+        while place >= self.branches.trunk:
+            path.append(place)
+            place = self.branches.parent_of(place)
+        text: Int32Array = self.tokens[np.concatenate([np.arange(place + 1), np.array(path[::-1])])]
+        return text
 
     def free_state(self) -> None:
         """Gives the cached state back; the tokens stay, so that it can be computed again."""
@@ -112,8 +148,21 @@ class Session(Generic[Key]):
             self.sequence.free()
             self.sequence = None
 
+    def _follow(self, tail: Int32Array) -> None:
+        """Leaves of a tree the path that begins as `tail` does, which goes on from its trunk."""
+        branches = self.branches
+        if branches is None:
+            return
+        path = branches.path(self._buffer[branches.trunk : self._length], tail)
+        if self.sequence is not None and self.cached > branches.trunk:
+            _keep(self.sequence, branches, [place for place in path if place < self.cached])
+        kept = self._buffer[path]
+        self._length, self.branches = branches.trunk, None
+        self.extend(kept)
+
     def _forget_from(self, length: int) -> None:
         self._length = length
+        self.branches = self.branches.cut(length) if self.branches is not None else None
         if self._hash.length > length:
             self._hash = PrefixHash()
         self._truncate_state(length)
@@ -128,6 +177,18 @@ class Session(Generic[Key]):
             self._hash = PrefixHash()
         self._hash.extend(self._buffer[self._hash.length : length])
         return self._hash.value()
+
+
+def _keep(sequence: SequenceState, branches: Branches, path: list[int]) -> None:
+    """Leaves of a sequence the path, as far as it is cached. What is cached of the tree may be a chain, or begin as
+    one: only where the path leaves that is there anything to move."""
+    left = branches.cut(sequence.length)
+    fork = sequence.length if left is None else left.trunk
+    straight = branches.trunk + sum(place < fork for place in path)
+    if straight < fork or left is None:
+        sequence.truncate(straight)
+    else:
+        sequence.keep([place for place in path if place >= fork])
 
 
 def _common(known: Int32Array, tail: Int32Array) -> int:

@@ -8,6 +8,7 @@ import numpy.typing as npt
 import torch
 
 from outrider.law.sparse import Float32Array, Int32Array
+from outrider.lm.branches import Branches, grown
 from outrider.lm.engine import EngineInfo, Segment, SequenceState
 from outrider.lm.synthetic_spec import SyntheticSpec
 from outrider.lm.tokenizer import synthetic_tokenizer, vocabulary_of
@@ -27,6 +28,7 @@ class TokenSequence:
     def __init__(self) -> None:
         self._tokens = np.empty(64, np.int32)
         self._length = 0
+        self.branches: Branches | None = None
 
     @property
     def length(self) -> int:
@@ -38,13 +40,17 @@ class TokenSequence:
         """[length] int32, a view."""
         return self._tokens[: self._length]
 
-    def append(self, tokens: Int32Array) -> None:
-        """Appends tokens; amortised O(len(tokens))."""
+    def append(self, tokens: Int32Array, parents: npt.NDArray[np.integer] | None = None) -> None:
+        """Appends tokens, `parents` as in Segment; amortised O(len(tokens))."""
+        if parents is None and self.branches is not None:
+            parents = np.arange(self._length - 1, self._length + len(tokens) - 1)
+        if parents is not None:
+            self.branches = grown(self.branches, self._length, parents)
         end = self._length + len(tokens)
         if end > len(self._tokens):
-            grown = np.empty(max(end, 2 * len(self._tokens)), np.int32)
-            grown[: self._length] = self.tokens
-            self._tokens = grown
+            larger = np.empty(max(end, 2 * len(self._tokens)), np.int32)
+            larger[: self._length] = self.tokens
+            self._tokens = larger
         self._tokens[self._length : end] = tokens
         self._length = end
 
@@ -53,6 +59,24 @@ class TokenSequence:
         if not 0 <= length <= self._length:
             raise ValueError(f"cannot truncate {self._length} tokens to {length}")
         self._length = length
+        self.branches = self.branches.cut(length) if self.branches is not None else None
+
+    def keep(self, path: Sequence[int]) -> None:
+        """As in SequenceState."""
+        if self.branches is None:
+            raise ValueError("the sequence holds no tree")
+        self.branches.require_path(path)
+        kept = self._tokens[list(path)]
+        self.truncate(self.branches.trunk)
+        self.append(kept)
+
+    def text_before(self, place: int, count: int) -> list[int]:
+        """The last `count` tokens of the text that ends with the entry at a place; fewer where it begins sooner."""
+        text: list[int] = []
+        while place >= 0 and len(text) < count:
+            text.append(int(self._tokens[place]))
+            place = place - 1 if self.branches is None else self.branches.parent_of(place)
+        return text[::-1]
 
     def free(self) -> None:
         """Forgets everything. Idempotent."""
@@ -121,16 +145,22 @@ class SyntheticEngine:
         """[rows] whether each row, after the last tokens [rows, order], is another than the model's."""
         tokens = _token_sequence(segment.sequence).tokens
         ends = np.arange(len(tokens) - segment.rows, len(tokens), dtype=np.int32)
+        branches = _token_sequence(segment.sequence).branches
+        if branches is not None:
+            ends = branches.positions_of(ends.astype(np.int64)).astype(np.int32)
         places = np.column_stack([np.full(segment.rows, tokens[0], np.int32), ends, windows])
         return _uniforms(_hash(places, self._spec.noise_seed)) >= self._spec.agree
 
     def _append(self, segment: Segment) -> Int32Array:
         """Appends a segment; returns the contexts of its wanted positions, [rows, order] int32, -1 before the start."""
         sequence = _token_sequence(segment.sequence)
-        sequence.append(segment.tokens)
+        sequence.append(segment.tokens, segment.parents)
         order = self._spec.order
         if not order or not segment.rows:
             return np.empty((segment.rows, order), np.int32)
+        if sequence.branches is not None:
+            texts = [sequence.text_before(place, order) for place in range(sequence.length)[-segment.rows :]]
+            return np.array([[-1] * (order - len(text)) + text for text in texts], np.int32)
         tail = sequence.tokens[-(segment.rows + order - 1) :]
         padded = np.pad(tail, (segment.rows + order - 1 - len(tail), 0), constant_values=-1)
         return np.lib.stride_tricks.sliding_window_view(padded, order)

@@ -97,9 +97,11 @@ def block_message(
     return draft_pb2.Block(tokens=to_bytes(tokens), law=message, timing=timing)
 
 
-def law_from_message(message: types_pb2.DraftLaw, rows: int, top: int = MAX_LAW_TOP) -> SparseLaw:
+def law_from_message(
+    message: types_pb2.DraftLaw, rows: int, top: int = MAX_LAW_TOP, *, tree: bool = False
+) -> SparseLaw:
     """The draft law of a block of `rows` tokens, with `top` entries a row at most on average; shapes are checked,
-    contents are not. Raises ArrayError.
+    contents are not. Rows of a tree may be empty. Raises ArrayError.
     """
     if len(message.sizes) != 4 * rows:
         raise ArrayError(f"law.sizes has {len(message.sizes)} bytes for {rows} tokens")
@@ -110,8 +112,9 @@ def law_from_message(message: types_pb2.DraftLaw, rows: int, top: int = MAX_LAW_
         int32s(message.token_ids, "law.token_ids"),
         float32s(message.probs, "law.probs"),
     )
-    if len(law.sizes) and law.sizes.min() < 1:
-        raise ArrayError("law.sizes holds a size below 1")
+    least = 0 if tree else 1
+    if len(law.sizes) and law.sizes.min() < least:
+        raise ArrayError(f"law.sizes holds a size below {least}")
     if not int(law.sizes.sum(dtype=np.int64)) == len(law.token_ids) == len(law.probs):
         raise ArrayError(
             f"law.sizes sums to {law.sizes.sum()}, with {len(law.token_ids)} ids and {len(law.probs)} probs"

@@ -141,6 +141,7 @@ class Open(_message.Message):
     COUPLED_FIELD_NUMBER: _builtins.int
     OMIT_LAW_FIELD_NUMBER: _builtins.int
     PREDICTION_FIELD_NUMBER: _builtins.int
+    MAX_NODES_FIELD_NUMBER: _builtins.int
     tokens: _builtins.bytes
     """All committed tokens. int32[base_length], at least 1."""
     proposer: Global___Proposer.ValueType
@@ -155,6 +156,10 @@ class Open(_message.Message):
     """Whether blocks travel without their law: `greedy` and `coupled` do not look at it."""
     prediction: _builtins.bytes
     """What the client expects the output to be, for PROPOSER_PREDICTION. int32[n], n <= 65536."""
+    max_nodes: _builtins.int
+    """Most tokens of the first block, at most 64, where it may be a tree; `lookahead` is then the longest path in it. 0: a
+    chain. Proposers that say one continuation make chains of at most `lookahead` tokens all the same.
+    """
     @_builtins.property
     def law(self) -> _types_pb2.LawSpec:
         """Law of the session; the draft draws from its own model's law under the same parameters."""
@@ -170,10 +175,11 @@ class Open(_message.Message):
         coupled: _builtins.bool = ...,
         omit_law: _builtins.bool = ...,
         prediction: _builtins.bytes = ...,
+        max_nodes: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["law", b"law"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["coupled", b"coupled", "law", b"law", "law_top", b"law_top", "lookahead", b"lookahead", "omit_law", b"omit_law", "prediction", b"prediction", "proposer", b"proposer", "tokens", b"tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["coupled", b"coupled", "law", b"law", "law_top", b"law_top", "lookahead", b"lookahead", "max_nodes", b"max_nodes", "omit_law", b"omit_law", "prediction", b"prediction", "proposer", b"proposer", "tokens", b"tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -192,6 +198,7 @@ class Advance(_message.Message):
     PREFIX_HASH_FIELD_NUMBER: _builtins.int
     LOOKAHEAD_FIELD_NUMBER: _builtins.int
     HELD_FIELD_NUMBER: _builtins.int
+    MAX_NODES_FIELD_NUMBER: _builtins.int
     base_length: _builtins.int
     """Number of committed tokens."""
     tokens: _builtins.bytes
@@ -204,6 +211,10 @@ class Advance(_message.Message):
     """Whether the block for this base length, pushed ahead, is already there and used up to `lookahead`: then only an error
     is answered.
     """
+    max_nodes: _builtins.int
+    """Most tokens of the block where it may be a tree, as in Open. `tokens` of the Advance after a tree begin at the base
+    length of that tree or before: which path was accepted is seen from them. Nothing is drafted ahead of trees.
+    """
     def __init__(
         self,
         *,
@@ -212,10 +223,11 @@ class Advance(_message.Message):
         prefix_hash: _builtins.int = ...,
         lookahead: _builtins.int = ...,
         held: _builtins.bool = ...,
+        max_nodes: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["base_length", b"base_length", "held", b"held", "lookahead", b"lookahead", "prefix_hash", b"prefix_hash", "tokens", b"tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["base_length", b"base_length", "held", b"held", "lookahead", b"lookahead", "max_nodes", b"max_nodes", "prefix_hash", b"prefix_hash", "tokens", b"tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -324,20 +336,29 @@ Global___DraftEvent: _TypeAlias = DraftEvent  # noqa: Y015
 
 @_typing.final
 class Block(_message.Message):
-    """A chain of candidate tokens."""
+    """Candidate tokens: a chain, or a tree. Row 0 of a block is the prefix, row i + 1 the prefix and the path that ends in
+    token i; what follows a row was drawn from its law. In a chain token i follows row i.
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 
     TOKENS_FIELD_NUMBER: _builtins.int
     LAW_FIELD_NUMBER: _builtins.int
     TIMING_FIELD_NUMBER: _builtins.int
+    PARENTS_FIELD_NUMBER: _builtins.int
     tokens: _builtins.bytes
     """int32[lookahead]: as many as asked for or fewer; none when the proposer has no proposal. A pushed block may hold more
     than the Advance for its base length wants.
     """
+    parents: _builtins.bytes
+    """The row that each token follows, where the block is a tree; empty in a chain. int32[lookahead], ascending, each in
+    [0, index of the token].
+    """
     @_builtins.property
     def law(self) -> _types_pb2.DraftLaw:
-        """The laws that they were drawn from, one row a token; unset when the session omits it."""
+        """The laws that they were drawn from, one after each row but the last; unset when the session omits it. Of a tree: empty
+        after rows that no token follows; tokens that follow the same row are the first winners of one race, in their order.
+        """
 
     @_builtins.property
     def timing(self) -> Global___DraftTiming:
@@ -349,10 +370,11 @@ class Block(_message.Message):
         tokens: _builtins.bytes = ...,
         law: _types_pb2.DraftLaw | None = ...,
         timing: Global___DraftTiming | None = ...,
+        parents: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["law", b"law", "timing", b"timing"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["law", b"law", "timing", b"timing", "tokens", b"tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["law", b"law", "parents", b"parents", "timing", b"timing", "tokens", b"tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

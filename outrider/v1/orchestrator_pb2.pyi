@@ -475,6 +475,7 @@ class Speculation(_message.Message):
     PREDICTION_FIELD_NUMBER: _builtins.int
     ROW_FORMAT_FIELD_NUMBER: _builtins.int
     LAW_TOP_FIELD_NUMBER: _builtins.int
+    MAX_NODES_FIELD_NUMBER: _builtins.int
     lookahead: _builtins.int
     """Longest block. Range [0, 64]; 0 is plain decoding; unset uses the orchestrator's setting, which is by default that
     each round's is chosen by what was measured.
@@ -493,6 +494,12 @@ class Speculation(_message.Message):
     """
     law_top: _builtins.int
     """Most entries that a row of the draft law keeps. Range [0, 1024], 0 means the draft worker's default."""
+    max_nodes: _builtins.int
+    """Most tokens of a block where it may be a tree, several candidates for a position; `lookahead` is then the longest path
+    in it. Range [0, 64]; 0 makes chains alone; unset uses the orchestrator's setting. Where no lookahead is chosen, each
+    round has a tree or a chain by what was measured, otherwise a tree. Proposers that say one continuation make chains,
+    and `block` judges trees as `ratio` does.
+    """
     def __init__(
         self,
         *,
@@ -502,14 +509,20 @@ class Speculation(_message.Message):
         prediction: _builtins.str = ...,
         row_format: _target_pb2.RowFormat.ValueType = ...,
         law_top: _builtins.int = ...,
+        max_nodes: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_lookahead", b"_lookahead", "lookahead", b"lookahead"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_lookahead", b"_lookahead", "_max_nodes", b"_max_nodes", "lookahead", b"lookahead", "max_nodes", b"max_nodes"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_lookahead", b"_lookahead", "acceptance", b"acceptance", "law_top", b"law_top", "lookahead", b"lookahead", "prediction", b"prediction", "proposer", b"proposer", "row_format", b"row_format"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_lookahead", b"_lookahead", "_max_nodes", b"_max_nodes", "acceptance", b"acceptance", "law_top", b"law_top", "lookahead", b"lookahead", "max_nodes", b"max_nodes", "prediction", b"prediction", "proposer", b"proposer", "row_format", b"row_format"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__lookahead: _TypeAlias = _typing.Literal["lookahead"]  # noqa: Y015
     _WhichOneofArgType__lookahead: _TypeAlias = _typing.Literal["_lookahead", b"_lookahead"]  # noqa: Y015
+    _WhichOneofReturnType__max_nodes: _TypeAlias = _typing.Literal["max_nodes"]  # noqa: Y015
+    _WhichOneofArgType__max_nodes: _TypeAlias = _typing.Literal["_max_nodes", b"_max_nodes"]  # noqa: Y015
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__lookahead) -> _WhichOneofReturnType__lookahead | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__max_nodes) -> _WhichOneofReturnType__max_nodes | None: ...
 
 Global___Speculation: _TypeAlias = Speculation  # noqa: Y015
 
@@ -692,6 +705,7 @@ class Round(_message.Message):
     DRAFTED_AHEAD_FIELD_NUMBER: _builtins.int
     BLOCK_READY_FIELD_NUMBER: _builtins.int
     VERIFY_QUEUE_MICROS_FIELD_NUMBER: _builtins.int
+    TREE_DEPTH_FIELD_NUMBER: _builtins.int
     base_length: _builtins.int
     """Committed tokens before the round, prompt included."""
     drafted: _builtins.int
@@ -728,6 +742,8 @@ class Round(_message.Message):
     """Part of verify_micros in which the item waited for passes of others, in the orchestrator and at the target, in
     microseconds.
     """
+    tree_depth: _builtins.int
+    """Draft tokens of the longest path, where the block was a tree; 0 for a chain, whose longest path is all of it."""
     def __init__(
         self,
         *,
@@ -746,10 +762,11 @@ class Round(_message.Message):
         drafted_ahead: _builtins.int = ...,
         block_ready: _builtins.bool = ...,
         verify_queue_micros: _builtins.int = ...,
+        tree_depth: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["accept_micros", b"accept_micros", "accepted", b"accepted", "base_length", b"base_length", "block_ready", b"block_ready", "commit_micros", b"commit_micros", "draft_forward_micros", b"draft_forward_micros", "draft_wait_micros", b"draft_wait_micros", "drafted", b"drafted", "drafted_ahead", b"drafted_ahead", "plain_reason", b"plain_reason", "target_passes", b"target_passes", "verify_forward_micros", b"verify_forward_micros", "verify_micros", b"verify_micros", "verify_queue_micros", b"verify_queue_micros", "wire_bytes", b"wire_bytes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["accept_micros", b"accept_micros", "accepted", b"accepted", "base_length", b"base_length", "block_ready", b"block_ready", "commit_micros", b"commit_micros", "draft_forward_micros", b"draft_forward_micros", "draft_wait_micros", b"draft_wait_micros", "drafted", b"drafted", "drafted_ahead", b"drafted_ahead", "plain_reason", b"plain_reason", "target_passes", b"target_passes", "tree_depth", b"tree_depth", "verify_forward_micros", b"verify_forward_micros", "verify_micros", b"verify_micros", "verify_queue_micros", b"verify_queue_micros", "wire_bytes", b"wire_bytes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -107,6 +107,10 @@ class VerifyItem(_message.Message):
 
     Before anything else the receiver truncates its cache to base_length - len(prefix_tokens); when it holds fewer
     tokens than that the answer is SESSION_NOT_FOUND. The message is idempotent: the same item gives the same rows.
+
+    A block may be a tree. Its rows are then numbered: row 0 is the prefix itself, row i + 1 the prefix and the path that
+    ends in draft token i; a chain's are so numbered by themselves. The item after one with a tree brings all that was
+    committed since: its prefix_tokens begin at the base_length of that item or before.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -123,6 +127,7 @@ class VerifyItem(_message.Message):
     SUPPORT_SIZES_FIELD_NUMBER: _builtins.int
     SUPPORT_IDS_FIELD_NUMBER: _builtins.int
     LOGPROBS_FIELD_NUMBER: _builtins.int
+    DRAFT_PARENTS_FIELD_NUMBER: _builtins.int
     session_id: _builtins.str
     """Chosen by the orchestrator; 1 to 128 characters. Orchestrators that share a target must not choose the same one for
     two sessions: theirs is a hash of the request with its seed.
@@ -141,19 +146,27 @@ class VerifyItem(_message.Message):
     """
     draft_tokens: _builtins.bytes
     """Candidate tokens at positions base_length, base_length + 1, ... int32[lookahead], lookahead <= 64; empty for
-    plain decoding. A token outside the vocabulary fails the item with INVALID_FIELD.
+    plain decoding. A token outside the vocabulary fails the item with INVALID_FIELD. Of a tree: at positions
+    base_length + tokens before it on its path.
     """
     row_format: Global___RowFormat.ValueType
     """What to return per position."""
     traceparent: _builtins.str
     """W3C trace context of the round, empty when not sampled."""
     support_sizes: _builtins.bytes
-    """Entries of the draft law per draft token, int32[lookahead], each in [0, 1024]. ROW_FORMAT_SUPPORT only."""
+    """Entries of the draft law after each row but the last, int32[lookahead], each in [0, 1024]. In a chain that is the law
+    of each draft token; in a tree it is 0 after rows that no token follows. ROW_FORMAT_SUPPORT only.
+    """
     support_ids: _builtins.bytes
     """Token ids of the draft law, row after row, int32[sum(support_sizes)]; distinct within a row. ROW_FORMAT_SUPPORT only."""
     logprobs: _builtins.int
     """Whether log probabilities are wanted, and how many of the likeliest tokens beside the drawn one. Range [0, 20];
     unset sends none. Ignored by ROW_FORMAT_LOGITS.
+    """
+    draft_parents: _builtins.bytes
+    """The row that each draft token follows, where the block is a tree; empty in a chain. int32[lookahead], ascending, each
+    in [0, index of the token]; tokens that follow the same row in the order in which they were drawn. INVALID_FIELD when
+    there are more than max_tree_nodes.
     """
     @_builtins.property
     def law(self) -> _types_pb2.LawSpec:
@@ -176,10 +189,11 @@ class VerifyItem(_message.Message):
         support_sizes: _builtins.bytes = ...,
         support_ids: _builtins.bytes = ...,
         logprobs: _builtins.int | None = ...,
+        draft_parents: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_logprobs", b"_logprobs", "law", b"law", "logprobs", b"logprobs"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_logprobs", b"_logprobs", "base_length", b"base_length", "draft_tokens", b"draft_tokens", "epoch", b"epoch", "law", b"law", "logprobs", b"logprobs", "prefix_hash", b"prefix_hash", "prefix_tokens", b"prefix_tokens", "row_format", b"row_format", "session_id", b"session_id", "support_ids", b"support_ids", "support_sizes", b"support_sizes", "traceparent", b"traceparent"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_logprobs", b"_logprobs", "base_length", b"base_length", "draft_parents", b"draft_parents", "draft_tokens", b"draft_tokens", "epoch", b"epoch", "law", b"law", "logprobs", b"logprobs", "prefix_hash", b"prefix_hash", "prefix_tokens", b"prefix_tokens", "row_format", b"row_format", "session_id", b"session_id", "support_ids", b"support_ids", "support_sizes", b"support_sizes", "traceparent", b"traceparent"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__logprobs: _TypeAlias = _typing.Literal["logprobs"]  # noqa: Y015
     _WhichOneofArgType__logprobs: _TypeAlias = _typing.Literal["_logprobs", b"_logprobs"]  # noqa: Y015
@@ -549,6 +563,7 @@ class TargetServiceGetInfoResponse(_message.Message):
     MAX_LOOKAHEAD_FIELD_NUMBER: _builtins.int
     TOKEN_BUDGET_FIELD_NUMBER: _builtins.int
     INSTANCE_ID_FIELD_NUMBER: _builtins.int
+    MAX_TREE_NODES_FIELD_NUMBER: _builtins.int
     VERSION_FIELD_NUMBER: _builtins.int
     max_lookahead: _builtins.int
     """Most draft tokens that an item may hold."""
@@ -556,6 +571,8 @@ class TargetServiceGetInfoResponse(_message.Message):
     """Positions that one forward pass computes at most; longer prompts go in chunks."""
     instance_id: _builtins.str
     """Random, chosen when the process starts: tells one worker behind two addresses from two workers."""
+    max_tree_nodes: _builtins.int
+    """Most draft tokens that an item may hold as a tree; 0: chains alone."""
     version: _builtins.str
     """Version of the Outrider package."""
     @_builtins.property
@@ -574,11 +591,12 @@ class TargetServiceGetInfoResponse(_message.Message):
         max_lookahead: _builtins.int = ...,
         token_budget: _builtins.int = ...,
         instance_id: _builtins.str = ...,
+        max_tree_nodes: _builtins.int = ...,
         version: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["load", b"load", "model", b"model"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["instance_id", b"instance_id", "load", b"load", "max_lookahead", b"max_lookahead", "model", b"model", "token_budget", b"token_budget", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["instance_id", b"instance_id", "load", b"load", "max_lookahead", b"max_lookahead", "max_tree_nodes", b"max_tree_nodes", "model", b"model", "token_budget", b"token_budget", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -294,7 +294,8 @@ Global___LawSpec: _TypeAlias = LawSpec  # noqa: Y015
 
 @_typing.final
 class DraftLaw(_message.Message):
-    """The sparse laws that the tokens of a block were drawn from. Row i has sizes[i] entries; rows are concatenated.
+    """The sparse laws that the tokens of a block were drawn from, those of a tree by the rows that they follow (see Block in
+    draft.proto). Row i has sizes[i] entries; rows are concatenated.
     Ids of a row are distinct, its probabilities sum to 1 within 1e-5, and the drafted token is among them with a
     probability above 0. A proposer without a law of its own (prompt_lookup) ships rows of size 1, a point mass.
     """
@@ -305,7 +306,7 @@ class DraftLaw(_message.Message):
     TOKEN_IDS_FIELD_NUMBER: _builtins.int
     PROBS_FIELD_NUMBER: _builtins.int
     sizes: _builtins.bytes
-    """Entries per row, int32[lookahead], each >= 1."""
+    """Entries per row, int32[lookahead], each >= 1; in a tree 0 for a row that no token follows."""
     token_ids: _builtins.bytes
     """Token ids, int32[sum(sizes)]."""
     probs: _builtins.bytes

@@ -123,10 +123,9 @@ class ScriptedEngine:
     def _score(self, segment: Segment) -> torch.Tensor:
         sequence = segment.sequence
         assert isinstance(sequence, TokenSequence)
-        sequence.append(segment.tokens)
-        tokens = tuple(sequence.tokens.tolist())
-        first = len(tokens) - segment.rows
-        rows = [self._script(tokens[: index + 1]) for index in range(first, len(tokens))]
+        sequence.append(segment.tokens, segment.parents)
+        places = range(sequence.length - segment.rows, sequence.length)
+        rows = [self._script(tuple(sequence.text_before(place, sequence.length))) for place in places]
         return torch.tensor(np.array(rows, np.float32).reshape(segment.rows, self._info.vocab_size)).to(self._dtype)
 
     def _used(self) -> int:

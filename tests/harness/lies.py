@@ -99,6 +99,13 @@ def block(tokens: Sequence[int], then: str = SHUT_OUT) -> Lie:
     return says(lambda event: None, block=point_masses(tokens), then=then)
 
 
+def shaped(tokens: Sequence[int], parents: Sequence[int]) -> Lie:
+    """A block of these tokens that follow these rows."""
+    said = point_masses(tokens)
+    said.parents = np.array(parents, "<i4").tobytes()
+    return says(lambda event: None, block=said, then=SHUT_OUT)
+
+
 def law(tokens: Sequence[int], *rows: Sequence[tuple[int, float]]) -> Lie:
     """A block of these tokens with rows of (token, probability)."""
     said = Block(tokens=np.array(tokens, "<i4").tobytes())
@@ -112,6 +119,14 @@ def setting(**fields: Any) -> Callable[[DraftEvent], None]:
     def change(event: DraftEvent) -> None:
         for name, value in fields.items():
             setattr(event, name, value)
+
+    return change
+
+
+def setting_block(**fields: Any) -> Callable[[DraftEvent], None]:
+    def change(event: DraftEvent) -> None:
+        for name, value in fields.items():
+            setattr(event.block, name, value)
 
     return change
 
@@ -204,6 +219,10 @@ LIES: dict[str, Lie] = {
     "a negative id": block([-1]),
     "more tokens than asked for": block([1] * 9),
     "a block longer than any": block([1] * 500),
+    "a tree that nobody asked for": shaped([1, 1], [0, 0]),
+    "parents that come later": shaped([1, 1], [0, 2]),
+    "a token with two parents": shaped([1], [0, 0]),
+    "half a parent": says(setting_block(parents=b"\1\0"), then=SHUT_OUT),
     "half a token": says(lambda event: None, block=Block(tokens=b"\1\0"), then=SHUT_OUT),
     "a law of nothing": law([1], [(1, 0.0)]),
     "a negative law": law([1], [(1, 1.5), (0, -0.5)]),

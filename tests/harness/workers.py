@@ -18,6 +18,7 @@ from draft_service.service import SERVICE_NAME as DRAFT_SERVICE
 from draft_service.service import DraftService, Engines
 from outrider.law.params import LawParams, to_law_spec
 from outrider.law.sparse import SparseLaw
+from outrider.law.tree import Tree
 from outrider.lm.engine import Engine
 from outrider.net.arrays import int32s, law_from_message, logits_from_message, prefix_hash, to_bytes
 from outrider.net.channel import connect
@@ -247,6 +248,7 @@ def open_command(
     top: int = 0,
     epoch: int = 1,
     proposer: int = 0,
+    nodes: int = 0,
 ) -> draft_pb2.DraftCommand:
     command = draft_pb2.DraftCommand(session_id=session_id, epoch=epoch)
     command.open.tokens = to_bytes(int32(tokens))
@@ -254,6 +256,7 @@ def open_command(
     command.open.lookahead = lookahead
     command.open.law_top = top
     command.open.proposer = proposer  # type: ignore[assignment]
+    command.open.max_nodes = nodes
     return command
 
 
@@ -265,6 +268,7 @@ def advance_command(
     new: int = 1,
     epoch: int = 1,
     hash_of: Sequence[int] | None = None,
+    nodes: int = 0,
 ) -> draft_pb2.DraftCommand:
     """`tokens` are all committed ones; the last `new` travel."""
     before = tokens[: len(tokens) - new]
@@ -273,6 +277,7 @@ def advance_command(
     command.advance.tokens = to_bytes(int32(tokens[len(tokens) - new :]))
     command.advance.prefix_hash = prefix_hash(int32(before if hash_of is None else hash_of))
     command.advance.lookahead = lookahead
+    command.advance.max_nodes = nodes
     return command
 
 
@@ -284,7 +289,14 @@ def block_of(event: draft_pb2.DraftEvent) -> tuple[list[int], SparseLaw]:
     """(tokens, law) of an event that must hold a block; no rows of law where its acceptance rule looks at none."""
     assert event.WhichOneof("outcome") == "block", event
     tokens = int32s(event.block.tokens, "tokens").tolist()
-    return tokens, law_from_message(event.block.law, len(tokens) if event.block.law.sizes else 0)
+    rows = len(tokens) if event.block.law.sizes else 0
+    return tokens, law_from_message(event.block.law, rows, tree=bool(event.block.parents))
+
+
+def shape_of(event: draft_pb2.DraftEvent) -> Tree | None:
+    """The shape of a block; None for a chain."""
+    parents = int32s(event.block.parents, "parents")
+    return Tree.of(parents) if len(parents) else None
 
 
 def draft_error(event: draft_pb2.DraftEvent) -> OutriderError:

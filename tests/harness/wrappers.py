@@ -131,7 +131,7 @@ class OneTokenEngine:
     def forward(self, segments: Sequence[Segment]) -> list[torch.Tensor]:
         for segment in segments:
             assert isinstance(segment.sequence, TokenSequence)
-            segment.sequence.append(np.asarray(segment.tokens, np.int32))
+            segment.sequence.append(np.asarray(segment.tokens, np.int32), segment.parents)
         return [self._row.expand(segment.rows, -1) for segment in segments]
 
     def pages(self) -> tuple[int, int]:

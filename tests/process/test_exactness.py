@@ -38,7 +38,10 @@ CASES = {
     "bias": (ACCEPTANCE_RATIO, Sampling(logit_bias={0: 1.5, 3: -100.0}, min_p=0.05)),
     "block": (ACCEPTANCE_BLOCK, PENALTIES),
     "coupled": (ACCEPTANCE_COUPLED, Sampling(top_p=0.8)),
+    "trees": (ACCEPTANCE_RATIO, PENALTIES),
 }
+# Most tokens of a block where it may be a tree.
+NODES = {"trees": 5}
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -52,7 +55,7 @@ async def address() -> AsyncIterator[str]:
             yield system.address
 
 
-async def generate(stub: OrchestratorServiceStub, rule: int, sampling: Sampling, seed: int) -> Generation:
+async def generate(stub: OrchestratorServiceStub, rule: int, sampling: Sampling, seed: int, nodes: int) -> Generation:
     """One request; every fourth one over dense rows."""
     generation = Generation()
     request = ask(
@@ -64,17 +67,18 @@ async def generate(stub: OrchestratorServiceStub, rule: int, sampling: Sampling,
         row_format=ROW_FORMAT_UNSPECIFIED if seed % 4 else ROW_FORMAT_LOGITS,
         **asdict(sampling),
     )
+    request.speculation.max_nodes = nodes
     async for response in stub.Generate(request, timeout=60):
         generation.add(response)
     return generation
 
 
-async def generate_all(address: str, rule: int, sampling: Sampling, samples: int) -> list[Generation]:
+async def generate_all(address: str, rule: int, sampling: Sampling, samples: int, nodes: int) -> list[Generation]:
     room = asyncio.Semaphore(CONCURRENCY)
 
     async def one(seed: int) -> Generation:
         async with room:
-            return await generate(stub, rule, sampling, seed)
+            return await generate(stub, rule, sampling, seed, nodes)
 
     async with connect(address) as channel:
         stub = OrchestratorServiceStub(channel)
@@ -91,7 +95,9 @@ async def test_a1_the_outcomes_of_three_processes_are_those_of_the_target(case: 
     samples = max(
         samples_against(fault, target, lambda said: law_after(draft, PROMPT, said, sampling)) for fault in FAULTS
     )
-    generations = await generate_all(address, rule, sampling, samples)
+    generations = await generate_all(address, rule, sampling, samples, NODES.get(case, 0))
     assert p_value(target.law, [one.ids[:LENGTH] for one in generations]) > RIGHT
+    treed = sum(one.tree_depth > 0 for generation in generations for one in generation.rounds)
+    assert (treed > samples / 2) is (case in NODES)
     # The draft is poor, and it is used.
     assert 0.2 < sum(one.accepted for one in generations) / sum(one.drafted for one in generations) < 0.9

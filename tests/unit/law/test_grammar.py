@@ -16,6 +16,7 @@ from outrider.law.language import Language
 from outrider.law.masking import forbid, word_count
 from outrider.law.params import LawParams, ParamError, from_law_spec, to_law_spec
 from outrider.law.transforms import NonFiniteLogits, greedy_tokens, law_probs
+from outrider.law.tree import Tree
 from outrider.v1.types_pb2 import Grammar, LawSpec
 
 # Two ways to spell "ab", two tokens that are "b", a token without a text, one that is no UTF-8, and an ordinary stop.
@@ -220,3 +221,24 @@ def test_the_language_travels_with_the_law():
         assert from_law_spec(to_law_spec(params, 9)) == (params, 9)
     with pytest.raises(ParamError, match=r"law\.grammar names no language"):
         from_law_spec(LawSpec(grammar=Grammar()))
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.data())
+def test_a_tree_has_the_masks_of_its_paths(data):
+    """Illegal candidates, stop tokens and their descendants among them; the committed tokens move on in between."""
+    state, committed = make(), []
+    for _ in range(2):
+        count = data.draw(st.integers(2, 7))
+        shape = Tree.of(np.array(sorted(data.draw(st.integers(0, it)) for it in range(count)), np.int32))
+        tokens = int32([*PROMPT, *committed, *(data.draw(st.integers(0, VOCAB - 1)) for _ in range(count))])
+        first = len(PROMPT) + len(committed)
+        rows = state.masks(tokens, first, shape)
+        for row in range(count + 1):
+            path = np.arange(row) if shape is None else np.array(shape.path(row), np.int64)
+            alone = make().masks(np.concatenate([tokens[:first], tokens[first + path]]), first)
+            assert rows[row].tolist() == alone[-1].tolist()
+        following = sorted(ids(rows[0]) - set(STOPS))
+        if not following:
+            return
+        committed.append(data.draw(st.sampled_from(following)))

@@ -138,3 +138,14 @@ def test_sample_rows_are_one_token_a_row() -> None:
 
 def test_a_block_may_travel_without_its_law() -> None:
     assert not arrays.block_message(np.array([1], np.int32), None).HasField("law")
+
+
+def test_a_trees_law_may_have_empty_rows() -> None:
+    sizes, ids = np.array([2, 0, 1], np.int32), np.array([5, 7, 2], np.int32)
+    message = arrays.block_message(ids, SparseLaw(sizes, ids, np.array([0.5, 0.5, 1.0], np.float32))).law
+    with pytest.raises(arrays.ArrayError, match="below 1"):
+        arrays.law_from_message(message, 3)
+    assert arrays.law_from_message(message, 3, tree=True).sizes.tolist() == [2, 0, 1]
+    message.sizes = arrays.to_bytes(np.array([2, -1, 2], np.int32))
+    with pytest.raises(arrays.ArrayError, match="below 0"):
+        arrays.law_from_message(message, 3, tree=True)

@@ -1,0 +1,157 @@
+"""Trees or chains, in virtual time: whatever the workers cost, no worse than the best chain, nor than the best tree."""
+
+import random
+from dataclasses import dataclass
+from itertools import count
+
+import pytest
+
+from orchestrator.costs import RoundCost, TargetCosts
+from orchestrator.lookahead import DraftHistory, SessionLookahead
+from orchestrator.trees import TreeHistory
+from outrider.v1.target_pb2 import VerifyTiming
+
+LONGEST, NODES = 8, 16
+WITHIN = 0.97
+
+
+@dataclass(frozen=True)
+class Scene:
+    """A pair of workers with one session; seconds.
+
+    Attributes:
+        chain, tree: how often one more token is kept, of a chain and of a tree.
+        position: what a position adds to the target's pass.
+        step: of the draft; a tree's takes `level` times as long.
+    """
+
+    chain: float
+    tree: float
+    position: float = 0.0001
+    step: float = 0.003
+    level: float = 1.5
+    target: float = 0.03
+    rest: float = 0.001
+
+
+class Run:
+    """One session for ever. `depth`: of every block, fixed; None for the control."""
+
+    def __init__(self, scene: Scene, depth: int | None = None, *, trees: bool = True, seed: int = 1) -> None:
+        self.scene, self._random = scene, random.Random(seed)
+        self.costs, self.draft, self.trees = TargetCosts(), DraftHistory(), TreeHistory() if trees else None
+        self.session = SessionLookahead(depth or LONGEST, lambda: self.costs, adaptive=depth is None)
+        self.treed = 0
+
+    def rate(self, rounds: int) -> float:
+        """Tokens a second."""
+        scene, tokens, seconds = self.scene, 0, 0.0
+        for _ in range(rounds):
+            depth = self.session.choose(self.draft, LONGEST, self.trees)
+            tree = self.session.tree
+            self.treed += tree
+            kept = next(
+                at for at in count() if at == depth or self._random.random() > (scene.tree if tree else scene.chain)
+            )
+            drafted = NODES if tree else depth
+            took = scene.target + scene.position * (1 + drafted)
+            wait = depth * scene.step * (scene.level if tree else 1.0)
+            timing = VerifyTiming(
+                passes=1,
+                batch_items=1,
+                batch_positions=1 + drafted,
+                computed_tokens=1 + drafted,
+                forward_micros=int(took * 1e6),
+            )
+            self.costs.observe_pass(timing, 1)
+            whole = took + wait + scene.rest
+            self.session.learn(RoundCost(whole, wait, 0.0, took, 1 + kept), kept, None, drafted)
+            tokens, seconds = tokens + 1 + kept, seconds + whole
+        return tokens / seconds
+
+
+SCENES = {
+    "trees pay": Scene(0.5, 0.8),
+    "chains are as good": Scene(0.8, 0.8),
+    "positions are dear": Scene(0.6, 0.75, position=0.004),
+    "levels are dear": Scene(0.6, 0.8, level=6.0),
+    "steps cost nothing": Scene(0.4, 0.7, step=0.0001),
+    "hardly anything is kept": Scene(0.05, 0.15),
+    "nearly all is": Scene(0.97, 0.98),
+}
+
+
+def expected(scene: Scene, depth: int, *, tree: bool) -> float:
+    """Tokens a second of blocks of one depth for ever."""
+    rate, drafted = (scene.tree, NODES) if tree else (scene.chain, depth)
+    wait = depth * scene.step * (scene.level if tree else 1.0)
+    return sum(rate**kept for kept in range(depth + 1)) / (
+        scene.target + scene.position * (1 + drafted) + wait + scene.rest
+    )
+
+
+@pytest.mark.parametrize("name", SCENES)
+def test_the_control_is_no_worse_than_any_chain_or_tree(name: str) -> None:
+    scene = SCENES[name]
+    best = max(expected(scene, depth, tree=tree) for depth in range(1, LONGEST + 1) for tree in (False, True))
+    control = Run(scene)
+    control.rate(300)
+    assert control.rate(5000) > WITHIN * best
+
+
+def test_the_simulation_is_what_is_expected_of_it() -> None:
+    scene = SCENES["trees pay"]
+    for trees in (False, True):
+        assert Run(scene, 4, trees=trees).rate(4000) == pytest.approx(expected(scene, 4, tree=trees), rel=0.03)
+
+
+def test_trees_are_left_when_they_stop_paying_and_taken_up_again() -> None:
+    run = Run(Scene(0.5, 0.8))
+    run.rate(500)
+    assert run.trees is not None
+    assert run.trees.chosen
+    run.scene = Scene(0.8, 0.3)
+    run.rate(3000)
+    run.treed = 0
+    run.rate(2000)
+    assert 0 < run.treed <= 2000 // 200 + 1
+    run.scene = Scene(0.3, 0.85)
+    run.rate(30_000)
+    run.treed = 0
+    run.rate(1000)
+    assert run.treed > 900
+
+
+def test_nothing_is_said_of_trees_before_chains_are_known() -> None:
+    costs, draft, trees = TargetCosts(), DraftHistory(), TreeHistory()
+    session = SessionLookahead(4, lambda: costs)
+    assert session.choose(draft, 4, trees) > 0
+    assert not session.tree
+    assert trees.choose(costs, 1.0, 4) == 0, "the target is not known"
+
+
+def test_a_fixed_lookahead_always_has_trees_and_one_of_none_none() -> None:
+    costs, draft, trees = TargetCosts(), DraftHistory(), TreeHistory()
+    fixed = SessionLookahead(4, lambda: costs, adaptive=False)
+    assert fixed.choose(draft, 3, trees) == 3
+    assert fixed.tree
+    assert fixed.choose(draft, 3) == 3
+    assert not fixed.tree
+    none = SessionLookahead(0, lambda: costs, adaptive=False)
+    assert none.choose(draft, 3, trees) == 0
+    assert not none.tree
+
+
+def test_a_tree_says_nothing_of_chains() -> None:
+    costs, draft, trees = TargetCosts(), DraftHistory(), TreeHistory()
+    session = SessionLookahead(4, lambda: costs, adaptive=False)
+    for _ in range(20):
+        session.choose(draft, 4, trees)
+        session.learn(RoundCost(0.05, 0.01, 0.0, 0.04, 5), 4, None, 9)
+    assert draft.costs.asked == 0
+    assert trees.costs.asked == 20
+    assert trees.survival.rates(1)[0] > 0.9 > draft.survival.rates(1)[0]
+    session.choose(draft, 4, trees)
+    session.withheld()
+    session.learn(RoundCost(0.05, 0.01, 0.0, 0.04, 1), 0, None, 0)
+    assert trees.costs.asked == 20
