@@ -83,7 +83,13 @@ async def _serve(config: OrchestratorConfig, metrics: Metrics, spans: Spans | No
 async def keep_readiness(server: Server, orchestrator: Orchestrator) -> None:
     """Ready while a target is usable and the store answers; drafts do not matter."""
     while True:
-        await server.ready(bool(orchestrator.targets.usable) and await _answers(orchestrator.store))
+        try:
+            ready = bool(orchestrator.targets.usable) and await _answers(orchestrator.store)
+        except Exception:
+            # Without this loop readiness would stay what it was, for good.
+            log.exception("not ready: it cannot be found out")
+            ready = False
+        await server.ready(ready)
         await orchestrator.targets.wait_changed(STORE_CHECK_SECONDS)
 
 
