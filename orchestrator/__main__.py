@@ -59,7 +59,8 @@ async def _serve(config: OrchestratorConfig, metrics: Metrics, spans: Spans | No
         connection_age=config.connection_age,
     )
     tenant_of = by_metadata(config.tenant_metadata) if config.tenant_metadata else by_token
-    servicer = OrchestratorServicer(orchestrator, tenant_of, spans)
+    follows = config.client_traces == "follow"
+    servicer = OrchestratorServicer(orchestrator, tenant_of, spans, follows=follows)
     orchestrator_pb2_grpc.add_OrchestratorServiceServicer_to_server(servicer, server.grpc)
     stopped = on_signal()
     announce(config.host, await server.start(config.host, config.port, config.tls, config.health_address))
