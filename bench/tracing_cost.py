@@ -2,9 +2,9 @@
 
     python -m bench.tracing_cost
 
-Three systems run at the same time, and streams go to them in turn, to and fro, so that what else the machine does meets all three.
-The models are synthetic ones whose passes take a fixed time; every request is traced (a sampler makes it less). The
-collector is rotel, which throws away what it gets; the dead one is an address where nobody listens.
+Three systems run at the same time, and streams go to them in turn, to and fro, so that what else the machine does meets
+all three. The models are synthetic ones whose passes take a fixed time; every request is traced (a sampler makes it
+less). The collector is rotel, which throws away what it gets; the dead one is an address where nobody listens.
 
 Figures: time from message to message as the clients see it, median and 99th percentile, and their ratio to "off".
 """
