@@ -12,6 +12,7 @@ from outrider.law.sparse import Int32Array
 from outrider.net.arrays import ArrayError, tokens_in_vocab
 from outrider.net.bounds import DEFAULT_LAW_TOP, MAX_LAW_TOP, MAX_LOOKAHEAD, MAX_SESSION_ID
 from outrider.net.errors import invalid_field
+from outrider.observe.tracing import kept
 from outrider.v1 import draft_pb2
 from outrider.v1.draft_pb2 import Proposer
 
@@ -119,7 +120,7 @@ def parse_command(
                 raise invalid_field("action is not set")
     except (ArrayError, ParamError) as error:
         raise invalid_field(str(error)) from error
-    return replace(ask, traceparent=message.traceparent) if message.traceparent else ask
+    return replace(ask, traceparent=kept(message.traceparent)) if message.traceparent else ask
 
 
 def _open(message: draft_pb2.Open, key: Key, epoch: int, vocab_size: int, kinds: tuple[Proposer.ValueType, ...]) -> Ask:

@@ -59,7 +59,8 @@ async def _serve(config: OrchestratorConfig, metrics: Metrics, spans: Spans | No
         connection_age=config.connection_age,
     )
     tenant_of = by_metadata(config.tenant_metadata) if config.tenant_metadata else by_token
-    servicer = OrchestratorServicer(orchestrator, tenant_of, spans)
+    follows = config.client_traces == "follow"
+    servicer = OrchestratorServicer(orchestrator, tenant_of, spans, follows=follows)
     orchestrator_pb2_grpc.add_OrchestratorServiceServicer_to_server(servicer, server.grpc)
     stopped = on_signal()
     announce(config.host, await server.start(config.host, config.port, config.tls, config.health_address))
@@ -83,7 +84,13 @@ async def _serve(config: OrchestratorConfig, metrics: Metrics, spans: Spans | No
 async def keep_readiness(server: Server, orchestrator: Orchestrator) -> None:
     """Ready while a target is usable and the store answers; drafts do not matter."""
     while True:
-        await server.ready(bool(orchestrator.targets.usable) and await _answers(orchestrator.store))
+        try:
+            ready = bool(orchestrator.targets.usable) and await _answers(orchestrator.store)
+        except Exception:
+            # Without this loop readiness would stay what it was, for good.
+            log.exception("not ready: it cannot be found out")
+            ready = False
+        await server.ready(ready)
         await orchestrator.targets.wait_changed(STORE_CHECK_SECONDS)
 
 

@@ -1,5 +1,7 @@
 """Settings of the orchestrator."""
 
+from typing import Literal
+
 from pydantic import Field, SecretStr, field_validator
 from pydantic_settings import SettingsConfigDict
 
@@ -79,6 +81,11 @@ class OrchestratorConfig(ServiceConfig):
         ge=0,
         le=86_400,
         description="seconds after which clients connect anew, so that new replicas get their share; 0: never",
+    )
+    client_traces: Literal["follow", "link"] = Field(
+        "follow",
+        description="the trace of a request that names one: follow: that one, traced or not as the client says; "
+        "link: one of its own, which points to it",
     )
     tenants: str = Field("", description="TOML file of the tenants' weights and limits; none: all are alike")
     tenant_metadata: str = Field(

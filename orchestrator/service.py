@@ -50,10 +50,18 @@ class OrchestratorServicer(orchestrator_pb2_grpc.OrchestratorServiceServicer):
     Args:
         tenant_of: who a call is for.
         spans: of what is traced; None traces nothing.
+        follows: whether a request is part of the trace that its client names.
     """
 
-    def __init__(self, orchestrator: Orchestrator, tenant_of: TenantOf = by_token, spans: Spans | None = None) -> None:
-        self._orchestrator, self._tenant_of, self._spans = orchestrator, tenant_of, spans
+    def __init__(
+        self,
+        orchestrator: Orchestrator,
+        tenant_of: TenantOf = by_token,
+        spans: Spans | None = None,
+        *,
+        follows: bool = True,
+    ) -> None:
+        self._orchestrator, self._tenant_of, self._spans, self._follows = orchestrator, tenant_of, spans, follows
         self._draining = False
         self.running = Running()
 
@@ -90,7 +98,8 @@ class OrchestratorServicer(orchestrator_pb2_grpc.OrchestratorServiceServicer):
         """Runs a call to its end, or to its status."""
         try:
             metrics, metadata = self._orchestrator.services.metrics, context.invocation_metadata()
-            with RequestTimes(metrics, operation) as times, traced(self._spans, operation, metadata):
+            trace = traced(self._spans, operation, metadata, follows=self._follows)
+            with RequestTimes(metrics, operation) as times, trace:
                 if self._draining:
                     raise _draining()
                 call = GenerationCall(self._orchestrator, self.running, context.write, times, self._caller(context))

@@ -13,7 +13,7 @@ from functools import partial
 
 import grpc
 from opentelemetry.context import Context, attach
-from opentelemetry.trace import Span, SpanContext, SpanKind, StatusCode, set_span_in_context
+from opentelemetry.trace import INVALID_SPAN_CONTEXT, Span, SpanContext, SpanKind, StatusCode, set_span_in_context
 
 from orchestrator.ending import answer, error_type
 from orchestrator.latency import RESUME
@@ -42,12 +42,16 @@ _current: "ContextVar[RequestTrace | None]" = ContextVar("request_trace", defaul
 
 
 @contextmanager
-def traced(spans: Spans | None, operation: str, metadata: Iterable[tuple[str, str | bytes]] | None) -> Iterator[None]:
+def traced(
+    spans: Spans | None, operation: str, metadata: Iterable[tuple[str, str | bytes]] | None, *, follows: bool = True
+) -> Iterator[None]:
     """The span of a call, which is the current one in its task and those that it starts; log records carry its ids.
 
     Args:
         operation: CHAT, COMPLETION or RESUME.
-        metadata: what the client sent; its trace is gone on with.
+        metadata: what the client sent, the trace that it is in included.
+        follows: whether that trace is gone on with, and recorded if the client records it. Otherwise another one is
+            begun, which the sampler decides on, and which is linked to the client's.
     """
     if spans is None:
         yield
@@ -59,7 +63,9 @@ def traced(spans: Spans | None, operation: str, metadata: Iterable[tuple[str, st
         "gen_ai.provider.name": "outrider",
         "gen_ai.operation.name": operation,
     }
-    span = spans.begin(method, _parent(metadata), SpanKind.SERVER, attributes)
+    client = _parent(metadata)
+    parent, links = (client, ()) if follows else (INVALID_SPAN_CONTEXT, (client,) if client.is_valid else ())
+    span = spans.begin(method, parent, SpanKind.SERVER, attributes, links)
     # Never detached: the context is the call's own task's, and ends with it.
     attach(set_span_in_context(span, Context()))
     if not span.is_recording():

@@ -27,8 +27,12 @@ class Curve:
 
     def __post_init__(self) -> None:
         amounts = [amount for amount, _ in self.points]
-        if not amounts or sorted(set(amounts)) != amounts or min(seconds for _, seconds in self.points) < 0:
-            raise ValueError("a curve needs points of rising amounts and of times that are not negative")
+        times = [seconds for _, seconds in self.points]
+        if not amounts or sorted(set(amounts)) != amounts or not 0 <= amounts[0] <= amounts[-1] < math.inf:
+            raise ValueError("a curve needs points of rising amounts that are not negative")
+        # NaN is not in order, whatever it is compared with.
+        if not all(0 <= one <= later < math.inf for one, later in zip(times, [*times[1:], times[-1]], strict=True)):
+            raise ValueError("a curve needs times that are not negative and do not fall with the amount")
 
     def __call__(self, amount: float) -> float:
         """Seconds."""
@@ -56,6 +60,12 @@ class Costs:
     draft_step: Curve
     rest: float = 0.0
     ahead: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not self.target_pass(1):
+            raise ValueError("a target pass over one position takes some time")
+        if not 0 <= self.rest < math.inf:
+            raise ValueError("the rest of a round takes a time that is finite and not negative")
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from outrider.lm.warm_up import warm_up
 from outrider.net.answers import MAX_ROWS_BYTES, row_bytes
 from outrider.net.errors import OutriderError, abort, invalid_field, queue_full, reason_name
 from outrider.observe.metrics import WorkerMetrics
-from outrider.observe.tracing import Spans
+from outrider.observe.tracing import Spans, kept
 from outrider.observe.worker_spans import WorkerSpans
 from outrider.v1 import target_pb2, target_pb2_grpc, types_pb2
 from outrider.worker import WorkerHost, loading_error
@@ -155,7 +155,7 @@ class TargetService(target_pb2_grpc.TargetServiceServicer):
             raise invalid_field(f"session_id {item.session_id!r} stands twice in one call")
         seen.add(item.session_id)
         if self._spans is not None:
-            job.traceparent = item.traceparent
+            job.traceparent = kept(item.traceparent)
         return job
 
     def _response(self, call: Call) -> target_pb2.VerifyResponse:

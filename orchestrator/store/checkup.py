@@ -44,6 +44,16 @@ class Check(NamedTuple):
 
 
 Info = Mapping[str, Any]
+# By words of an answer: who gives one is there, and reached.
+_SIGNS = {
+    "permission": "give the user the rights that docs/reliability.md lists",
+    "maxmemory": "raise maxmemory: a full server refuses commits, and streams end",
+    "read only replica": "name the master, or the Sentinels",
+    "not enough good replicas": "start its replicas, or lower its min-replicas-to-write",
+    "unknown command": "it must run Lua scripts (EVALSHA): a proxy or service that does not cannot be the store",
+    "loading": "wait until it has read its append-only file",
+    "misconf": "it cannot write to its disk: free space, then look at its log",
+}
 _NO_ENTRY = ("invalid username-password", "wrongpass", "authentication", "noauth", "invalid password")
 
 
@@ -66,11 +76,15 @@ async def checks(environment: Mapping[str, str]) -> AsyncIterator[Check]:
     try:
         try:
             yield await _reached(store)
-        except StoreError as error:
-            yield Check("store", "broken", error.message, _advice(error.message))
+        except (StoreError, ValueError) as error:
+            yield Check("store", "broken", str(error), _advice(str(error)))
             return
-        async for check in _seen_by(client, place, replicas):
-            yield check
+        try:
+            async for check in _seen_by(client, place, replicas):
+                yield check
+        except (RedisError, ValueError) as error:
+            seen = f"what it tells of itself (INFO) is not understood: {error}"
+            yield Check("server", "unseen", seen, "is it a proxy, or a service that answers less than Redis does?")
         yield await _scripts(store, client)
     finally:
         await servers.close()
@@ -97,8 +111,9 @@ def _advice(message: str) -> str:
         return "correct the user, the password or --store-password-file"
     if "certificate" in words or "ssl" in words:
         return "ssl_ca_certs=FILE must hold the CA of the server's certificate, which must be for the host of the URL"
-    if "permission" in words:
-        return "give the user the rights that docs/reliability.md lists"
+    for sign, advice in _SIGNS.items():
+        if sign in words:
+            return advice
     return (
         "start it, or correct --store (rediss:// where it speaks TLS, redis:// where it does not); "
         "if it runs, look for a firewall or NetworkPolicy between"

@@ -1,5 +1,6 @@
 """`outrider plan`: how many targets and drafts it takes, from what was measured. docs/operations.md explains it."""
 
+import math
 from collections import defaultdict
 from collections.abc import Iterable
 from itertools import accumulate
@@ -64,6 +65,8 @@ def plan(
     """Size the pools: from acceptance and costs to the number of target and draft workers."""
     try:
         read = _from_report(report) if report else None
+        if not (math.isfinite(tokens_per_second) and math.isfinite(speed)):
+            raise ValueError("--tokens-per-second and --speed are finite numbers")
         if read is None and not (acceptance and target_pass and draft_step):
             raise ValueError("give --report, or --acceptance, --target-pass and --draft-step")
         kept = _kept(acceptance, max_lookahead) if acceptance else continued(read.kept if read else (), max_lookahead)
@@ -80,7 +83,7 @@ def plan(
     full = carried(costs, speed or alone.speed / 2, most_sessions)
     console = Console(width=None if Console().is_terminal else 200)
     if full is None:
-        console.print(f"One session alone gets {alone.speed:.1f} tokens/s: --speed {speed:g} is out of reach.")
+        console.print(f"One session alone gets {alone.speed:.3g} tokens/s: --speed {speed:g} is out of reach.")
         raise typer.Exit(1)
     steps = sorted({full.sessions, *(2**power for power in range(13) if 2**power < full.sessions)})
     console.print(_table([at(costs, count, most_sessions) for count in steps]))

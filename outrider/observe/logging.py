@@ -10,15 +10,18 @@ from types import TracebackType
 
 from opentelemetry import trace
 
-_CONTROLS = (*range(32), *range(127, 160))
-_ESCAPED = {code: f"\\x{code:02x}" for code in _CONTROLS if code != ord("\t")} | {10: "\\n", 13: "\\r"}
+_PLAIN = frozenset("\t")
 
 _uncaught = logging.getLogger("uncaught")
 
 
+def _visible(letter: str) -> str:
+    return letter if letter.isprintable() or letter in _PLAIN else letter.encode("unicode_escape").decode()
+
+
 class _OneLine(logging.Formatter):
     """`2026-01-31T12:00:00.123Z INFO target_service.service message`; line breaks, also of tracebacks, are escaped, and
-    so is what else a terminal would obey: peers choose some of the words."""
+    so is what else a terminal or a reader of lines would obey, or nobody sees: peers choose some of the words."""
 
     converter = staticmethod(time.gmtime)
     default_time_format = "%Y-%m-%dT%H:%M:%S"
@@ -28,7 +31,8 @@ class _OneLine(logging.Formatter):
         super().__init__("%(asctime)s %(levelname)s %(name)s %(message)s")
 
     def format(self, record: logging.LogRecord) -> str:
-        return super().format(record).translate(_ESCAPED)
+        line = super().format(record)
+        return line if line.isprintable() else "".join(map(_visible, line))
 
 
 class _Json(logging.Formatter):

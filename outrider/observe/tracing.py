@@ -31,8 +31,10 @@ from opentelemetry.util.types import AttributeValue
 from outrider import __version__
 
 HEADER = "traceparent"
-# W3C trace context: version 00, or a later one that begins the same.
-_TRACEPARENT = re.compile(r"(?!ff)[0-9a-f]{2}-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})(?:-.*)?")
+# W3C trace context: version 00, or a later one that begins the same, and may go on, within reason.
+_TRACEPARENT = re.compile(r"(?!ff)([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})(-.{,200})?")
+# Sampled, and random trace id; what else a peer may set is not passed on.
+_KNOWN_FLAGS = 0x03
 
 Attributes = Mapping[str, AttributeValue]
 # Makes spans of what was noted; called once, by another thread.
@@ -49,10 +51,17 @@ def traceparent(context: SpanContext) -> str:
 def remote_context(header: str) -> SpanContext:
     """The context that a peer sent; an invalid one for whatever is none."""
     found = _TRACEPARENT.fullmatch(header)
-    if found is None:
+    if found is None or (found[1] == "00" and found[5]):
         return INVALID_SPAN_CONTEXT
-    trace_id, span_id, flags = (int(part, 16) for part in found.groups())
-    return SpanContext(trace_id, span_id, is_remote=True, trace_flags=TraceFlags(flags))
+    trace_id, span_id, flags = (int(part, 16) for part in found.groups()[1:4])
+    context = SpanContext(trace_id, span_id, is_remote=True, trace_flags=TraceFlags(flags & _KNOWN_FLAGS))
+    return context if context.is_valid else INVALID_SPAN_CONTEXT
+
+
+def kept(header: str) -> str:
+    """A header that came in a message, as long as it is worth keeping: "" unless it is the context of a trace that is
+    recorded."""
+    return header if header and remote_context(header).trace_flags.sampled else ""
 
 
 def new_span_id() -> int:
@@ -83,9 +92,12 @@ class Spans:
         self._scope = InstrumentationScope(scope, __version__)
         self.later = later
 
-    def begin(self, name: str, parent: SpanContext, kind: SpanKind, attributes: Attributes) -> Span:
+    def begin(
+        self, name: str, parent: SpanContext, kind: SpanKind, attributes: Attributes, links: Sequence[SpanContext] = ()
+    ) -> Span:
         """A span that begins now; the sampler decides whether it is recorded. Never the current one by itself."""
-        return self._tracer.start_span(name, set_span_in_context(NonRecordingSpan(parent), Context()), kind, attributes)
+        within = set_span_in_context(NonRecordingSpan(parent), Context())
+        return self._tracer.start_span(name, within, kind, attributes, [Link(each) for each in links])
 
     def ended(
         self,

@@ -159,6 +159,7 @@ MUTANTS: list[tuple[str, str, Break]] = [
     ),
     ("endings", "outrider-target is killed after", setting("target", "OUTRIDER_GRACE", "300")),
     ("endings", "outrider-orchestrator is killed after", at("orchestrator", "terminationGracePeriodSeconds", value=60)),
+    ("endings", "outrider-draft is deaf to SIGTERM", at("draft", "shareProcessNamespace", value=None)),
     ("endings", "ends before proxies", at("orchestrator", *C, "lifecycle", value=None)),
     (
         "endings",

@@ -21,7 +21,7 @@ from tests.harness.manifests import SERVICES, Manifests, Object, Pod, expanded_n
 Check = Callable[[Manifests], Iterator[str]]
 
 # docs/reliability.md, "Ending a process": beyond --grace.
-ENDING_SECONDS = 12
+ENDING_SECONDS = 16
 PROBES = ("startupProbe", "readinessProbe", "livenessProbe")
 _SERIES = re.compile(r"\b(outrider_\w+|gen_ai_\w+)\b")
 
@@ -117,6 +117,8 @@ def endings(built: Manifests) -> Iterator[str]:
         takes = before + float(built.environment(pod).get("OUTRIDER_GRACE", 10)) + ENDING_SECONDS
         if pod.spec["terminationGracePeriodSeconds"] < takes:
             yield f"{pod.name} is killed after {pod.spec['terminationGracePeriodSeconds']} s; ending may take {takes} s"
+        if pod.spec.get("shareProcessNamespace") is not True:
+            yield f"{pod.name} is deaf to SIGTERM while it starts"
         if pod.component == "orchestrator" and before < 5:
             yield f"{pod.name} ends before proxies have forgotten it"
     for scaler in built.of("HorizontalPodAutoscaler", "ScaledObject"):

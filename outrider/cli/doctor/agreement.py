@@ -3,6 +3,8 @@
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 
+import grpc
+
 from outrider import __version__
 from outrider.cli.doctor.findings import Finding, broken, ok, warning
 from outrider.cli.doctor.network import Endpoint
@@ -109,8 +111,13 @@ async def _difference(one: Worker, other: Worker) -> str:
     for each in (one, other):
         if each.endpoint is None:
             return ""
-        async with connect(each.endpoint.address, each.endpoint.tls) as channel:
-            hashes.append((await get_info(each.endpoint, channel, hashes=True)).model.token_hashes)
+        try:
+            async with connect(each.endpoint.address, each.endpoint.tls) as channel:
+                hashes.append((await get_info(each.endpoint, channel, hashes=True)).model.token_hashes)
+        except grpc.aio.AioRpcError:
+            return ""  # it answered a moment ago, and is looked at elsewhere
+        if len(hashes[-1]) % 4:
+            return f"; {each.name} has token hashes of {len(hashes[-1])} bytes, which none can have"
     # It brings transformers along, seconds of import that nobody else here needs.
     from outrider.lm.tokenizer import first_difference
 

@@ -140,10 +140,16 @@ async def worker(endpoint: Endpoint, seconds: float) -> tuple[Worker | None, lis
         except grpc.aio.AioRpcError as error:
             return None, [tcp, tls, _refused(endpoint, error)]
     proposers = info.proposers if isinstance(info, draft_pb2.DraftServiceGetInfoResponse) else ()
-    names = tuple(draft_pb2.Proposer.Name(each).removeprefix("PROPOSER_").lower() for each in proposers)
+    names = tuple(map(_proposer, proposers))
     known = Worker(endpoint.name, endpoint.kind, info.model, info.version, names, endpoint)
     seen = f"Outrider {info.version or 'before 0.1.0'}, protocol outrider.v1, law {info.model.law_version}"
     return known, [tcp, tls, state, ok("version", endpoint.name, seen)]
+
+
+def _proposer(number: int) -> str:
+    """Its name; a newer worker may have one that is not known here."""
+    known = draft_pb2.Proposer.DESCRIPTOR.values_by_number.get(number)
+    return known.name.removeprefix("PROPOSER_").lower() if known is not None else f"number {number}"
 
 
 async def get_info(endpoint: Endpoint, channel: grpc.aio.Channel, *, hashes: bool = False) -> Info:

@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from rich.console import Console
@@ -23,7 +24,7 @@ from outrider.lm.model_info import model_info
 from outrider.lm.synthetic import SyntheticEngine
 from outrider.lm.synthetic_spec import SyntheticSpec
 from outrider.net.tokens import new_token
-from outrider.v1 import types_pb2
+from outrider.v1 import draft_pb2, types_pb2
 from outrider.worker import State
 from tests.harness.certificates import CLIENT, DAY, SERVER, Authority, Mount
 from tests.harness.commands import outrider
@@ -246,6 +247,34 @@ def newer(monkeypatch: pytest.MonkeyPatch) -> str:
         monkeypatch.setattr(module, "model_info", told)
     monkeypatch.setattr(draft_service.service, "__version__", "9.9.9")
     return "newer"
+
+
+async def test_token_hashes_that_none_can_have(monkeypatch: pytest.MonkeyPatch) -> None:
+    def told(info: object, *, include_token_hashes: bool) -> types_pb2.ModelInfo:
+        message = model_info(info, include_token_hashes=include_token_hashes)  # type: ignore[arg-type]
+        message.vocab_fingerprint = "another"
+        message.token_hashes = b"abc"
+        return message
+
+    monkeypatch.setattr(draft_service.service, "model_info", told)
+    async with start_target(target_engine()) as target, start_draft(draft_engine()) as draft:
+        found = await found_in(Settings([f"{HOST}:{free_port()}"], [target.address], [draft.address]))
+    assert f"draft {draft.address} has token hashes of 3 bytes" in only(found, "vocabulary", Level.broken).seen
+
+
+async def test_a_newer_worker_may_offer_what_is_not_known_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    original = draft_service.service.DraftService.GetInfo
+
+    async def told(*arguments: Any) -> draft_pb2.DraftServiceGetInfoResponse:
+        answer = await original(*arguments)
+        answer.proposers.append(999)
+        return answer
+
+    monkeypatch.setattr(draft_service.service.DraftService, "GetInfo", told)
+    async with start_draft(draft_engine(), proposers="prompt_lookup") as running:
+        known, _ = await worker(Endpoint("draft", running.address), SECONDS)
+    assert known is not None
+    assert known.proposers == ("prompt_lookup", "number 999")
 
 
 async def test_versions_and_settings_that_differ(newer: str) -> None:

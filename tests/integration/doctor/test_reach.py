@@ -2,6 +2,7 @@
 
 import asyncio
 import socket
+import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import ExitStack, asynccontextmanager, contextmanager
 from http.server import BaseHTTPRequestHandler, HTTPServer
@@ -276,3 +277,18 @@ async def test_metrics_endpoints() -> None:
     assert (found.level, "does not speak HTTP" in found.seen) == (Level.broken, True)
     (found,) = await scraped(f"{HOST}:{free_port()}", 10.0)
     assert (found.level, "not answered" in found.seen) == (Level.broken, True)
+
+
+async def test_a_metrics_endpoint_that_never_comes_to_an_end_is_not_waited_for() -> None:
+    async def trickle(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"HTTP/1.0 200 OK\r\n")
+        while not writer.is_closing():
+            writer.write(b"a")
+            await asyncio.sleep(0.02)
+
+    before = threading.active_count()
+    async with await asyncio.start_server(trickle, HOST, 0) as server:
+        (found,) = await scraped(f"{HOST}:{server.sockets[0].getsockname()[1]}", 0.3)
+    assert (found.level, "not within 0.3 s" in found.seen) == (Level.broken, True)
+    # A thread that is left behind would hold up the end of the command.
+    assert threading.active_count() == before

@@ -5,6 +5,7 @@ import threading
 from pathlib import Path
 
 import grpc
+import pytest
 from grpc_health.v1 import health_pb2
 
 from orchestrator.__main__ import keep_readiness
@@ -95,6 +96,34 @@ async def test_j5_the_orchestrator_is_not_ready_while_its_store_does_not_answer(
             server.resume()
             await until_health(orchestrator, SERVING)
             readiness.cancel()
+
+
+async def test_readiness_is_looked_at_again_whatever_a_look_comes_to(caplog: pytest.LogCaptureFixture) -> None:
+    """What a server of another kind answers is beyond what the store's client reckons with."""
+    nonsense = asyncio.Event()
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while data := await reader.read(65_536):
+            pings = data.count(b"PING")
+            setup = data.count(b"\r\nCLIENT\r\n") + data.count(b"\r\nHELLO\r\n")
+            writer.write(b"+OK\r\n" * setup + (b"-MOVED\r\n" if nonsense.is_set() else b"+PONG\r\n") * pings)
+        writer.close()
+
+    server = await asyncio.start_server(answer, "127.0.0.1", 0)
+    store = RedisStore(f"redis://127.0.0.1:{server.sockets[0].getsockname()[1]}/0", 60, timeout=5.0)
+    async with (
+        server,
+        start_target(target_engine()) as target,
+        start_orchestrator([target.address], store=store) as orchestrator,
+    ):
+        readiness = watched(orchestrator)
+        await until_health(orchestrator, SERVING)
+        nonsense.set()
+        await until_health(orchestrator, NOT_SERVING)
+        assert "not ready: it cannot be found out" in caplog.text
+        nonsense.clear()
+        await until_health(orchestrator, SERVING)
+        readiness.cancel()
 
 
 async def test_a_draft_that_comes_later_is_used() -> None:

@@ -75,6 +75,26 @@ async def test_settings_that_lose_sessions(server: ValkeyServer, name: str) -> N
     assert found.advice
 
 
+async def test_a_full_one_is_not_told_to_be_started(server: ValkeyServer) -> None:
+    told(server, "CONFIG", "SET", "maxmemory", "1mb")
+    try:
+        scripts = of(await checked(server.url), "scripts")
+    finally:
+        told(server, "CONFIG", "SET", "maxmemory", "0")
+    assert scripts.level == "broken"
+    assert "raise maxmemory" in scripts.advice
+
+
+async def test_one_that_knows_fewer_commands(tmp_path: Path) -> None:
+    """A proxy, or a service that only speaks Redis's protocol."""
+    missing = [word for name in ("INFO", "EVAL", "EVALSHA") for word in ("--rename-command", name, "")]
+    with valkey_server(tmp_path, *missing) as proxy:
+        found = await checked(proxy.url, seconds=5.0)
+    assert (of(found, "server").level, "unknown command" in of(found, "server").seen) == ("unseen", True)
+    assert of(found, "scripts").level == "broken"
+    assert "must run Lua scripts" in of(found, "scripts").advice
+
+
 async def test_replicas(server: ValkeyServer, tmp_path: Path) -> None:
     found = of(await checked(server.url, replicas=1), "replicas")
     assert (found.level, found.seen) == ("broken", f"127.0.0.1:{server.port}/0: 0 online")
@@ -83,6 +103,7 @@ async def test_replicas(server: ValkeyServer, tmp_path: Path) -> None:
         followed = await checked(replica.url, seconds=1.0)
         assert (of(followed, "replicas").level, of(followed, "scripts").level) == ("broken", "broken")
         assert "it refuses writes" in of(followed, "replicas").seen
+        assert "name the master" in of(followed, "scripts").advice
 
 
 @pytest.mark.parametrize(

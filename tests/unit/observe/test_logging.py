@@ -20,11 +20,11 @@ def test_a_record_is_one_line_also_with_a_traceback(capsys: pytest.CaptureFixtur
         try:
             raise ValueError("first\nsecond")
         except ValueError:
-            log.exception("it broke\nbadly\x1b[2J\x9b1m")
+            log.exception("it broke\nbadly\x1b[2J\x9b1m\u2028\u202e\u200b\ud800 é 中")
     captured = capsys.readouterr()
     assert captured.out == ""
     (line,) = captured.err.splitlines()
-    assert "ERROR some.part it broke\\nbadly\\x1b[2J\\x9b1m" in line
+    assert "ERROR some.part it broke\\nbadly\\x1b[2J\\x9b1m\\u2028\\u202e\\u200b\\ud800 é 中" in line
     assert "ValueError: first\\nsecond" in line
     assert line[:4].isdigit()
     assert line.split()[0].endswith("Z")

@@ -6,15 +6,17 @@ import grpc
 import pytest
 from opentelemetry import trace
 from opentelemetry.sdk.trace import ReadableSpan
-from opentelemetry.sdk.trace.sampling import ALWAYS_OFF
+from opentelemetry.sdk.trace.sampling import ALWAYS_OFF, ParentBased
 from opentelemetry.trace import INVALID_SPAN_CONTEXT, StatusCode
 
+from draft_service.commands import Ask, parse_command
 from orchestrator.tracing import RequestTrace, traced
 from outrider.config import ConfigError
 from outrider.net.errors import OutriderError
 from outrider.observe.otlp import traces
-from outrider.observe.tracing import child, remote_context, traceparent
-from outrider.v1 import types_pb2
+from outrider.observe.tracing import Spans, child, kept, remote_context, traceparent
+from outrider.observe.worker_spans import Item, WorkerSpans
+from outrider.v1 import draft_pb2, types_pb2
 from tests.harness.spans import recorder
 
 SENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
@@ -29,10 +31,73 @@ def test_a_context_survives_the_wire() -> None:
 
 
 @pytest.mark.parametrize(
-    "header", ["", "x", SENT[:-1], SENT.upper(), "ff" + SENT[2:], SENT + " ", f"00-{'0' * 32}-{'0' * 16}-01"]
+    "header",
+    [
+        *("", "x", SENT[:-1], SENT.upper(), "ff" + SENT[2:], SENT + " ", f"00-{'0' * 32}-{'0' * 16}-01"),
+        *(SENT + "-later", "01" + SENT[2:] + "-" + "x" * 1_000_000, SENT + "\n", "0" * 1_000_000),
+    ],
+    ids=lambda header: header[:70],
 )
-def test_what_is_no_context_is_none(header: str) -> None:
-    assert not remote_context(header).is_valid
+def test_what_is_no_context_is_none_and_not_kept(header: str) -> None:
+    context = remote_context(header)
+    assert not context.is_valid
+    # All zeros and a flag would begin a trace for every item of the message.
+    assert not context.trace_flags.sampled
+    assert kept(header) == ""
+
+
+def test_of_what_messages_carry_the_contexts_of_recorded_traces_are_kept() -> None:
+    assert kept(SENT) == SENT
+    assert kept(SENT[:-2] + "00") == ""
+    assert traceparent(remote_context(SENT[:-2] + "fd")) == SENT
+    message = draft_pb2.DraftCommand(session_id="a", epoch=1, traceparent="x" * 1_000_000)
+    message.open.tokens = b"\0\0\0\0"
+    command = parse_command(message, 1, 4, (draft_pb2.PROPOSER_PROMPT_LOOKUP,))
+    assert isinstance(command, Ask)
+    assert command.traceparent == ""
+
+
+def test_a_worker_makes_no_span_for_a_context_that_is_none() -> None:
+    spans, exporter = recorder()
+    worker = WorkerSpans(spans)
+    for header in (f"00-{'0' * 32}-{'0' * 16}-01", SENT[:-2] + "00", "x"):
+        worker.item(Item("verify block", header, 0.0, None, [], {}))
+    assert not exporter.get_finished_spans()
+    worker.item(Item("verify block", SENT, 0.0, None, [], {}))
+    assert [span.name for span in exporter.get_finished_spans()] == ["verify block"]
+
+
+@pytest.mark.parametrize(("follows", "names"), [(True, ["/Generate"]), (False, [])])
+async def test_a_stranger_decides_what_is_recorded_only_where_traces_are_followed(
+    follows: bool, names: list[str]
+) -> None:
+    """The sampler says no to whoever has no parent that was sampled."""
+    spans, exporter = recorder(ParentBased(ALWAYS_OFF))
+    await call(spans, (("traceparent", SENT),), follows=follows)
+    await call(spans, (), follows=follows)
+    told = [span.name.removeprefix("outrider.v1.OrchestratorService") for span in exporter.get_finished_spans()]
+    assert told == names
+
+
+async def test_a_trace_of_its_own_points_to_the_clients() -> None:
+    spans, exporter = recorder()
+    client = remote_context(SENT)
+    for header in (SENT, SENT[:-2] + "00", "x"):
+        await call(spans, (("traceparent", header),), follows=False)
+    ours = exporter.get_finished_spans()
+    assert [span.parent for span in ours] == [None] * 3
+    assert client.trace_id not in {span.get_span_context().trace_id for span in ours}
+    assert [[link.context.span_id for link in span.links] for span in ours] == [[client.span_id], [client.span_id], []]
+
+
+async def call(spans: Spans, metadata: tuple[tuple[str, str], ...], *, follows: bool) -> None:
+    """A call in a task of its own, as the server makes them."""
+
+    async def handle() -> None:
+        with traced(spans, "chat", metadata, follows=follows):
+            pass
+
+    await asyncio.create_task(handle())
 
 
 def test_a_span_that_has_ended_is_as_it_was_told() -> None:

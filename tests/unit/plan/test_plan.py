@@ -37,9 +37,13 @@ def test_a_curve_is_linear_between_points_and_beyond_them() -> None:
     curve = Curve(((1.0, 10.0), (5.0, 18.0), (9.0, 30.0)))
     assert [curve(amount) for amount in (0.5, 1, 3, 5, 7, 9, 11)] == [10, 10, 14, 18, 24, 30, 36]
     assert constant(7.0)(1000) == 7.0
-    for points in ((), ((2.0, 1.0), (1.0, 1.0)), ((1.0, -1.0),)):
-        with pytest.raises(ValueError, match="rising amounts"):
-            Curve(points)
+    no_amounts = ((), ((2.0, 1.0), (1.0, 1.0)), ((-1.0, 1.0),), ((1.0, 1.0), (math.nan, 2.0)), ((math.inf, 1.0),))
+    # Falling times would be negative further on.
+    no_times = (((1.0, -1.0),), ((1.0, math.nan),), ((1.0, 1.0), (2.0, math.inf)), ((1.0, 30.0), (16.0, 20.0)))
+    for faulty, words in ((no_amounts, "rising amounts"), (no_times, "times that are not negative")):
+        for points in faulty:
+            with pytest.raises(ValueError, match=words):
+                Curve(points)
 
 
 @pytest.mark.parametrize("rate", [0.3, 0.6, 0.9])
@@ -148,6 +152,9 @@ def test_a_report_says_the_same_as_its_numbers(tmp_path: Path) -> None:
     assert "For 50 sessions" in of_report.output
 
 
+GIVEN = ("--acceptance", "0.8", "--target-pass", "10", "--draft-step", "1")
+
+
 @pytest.mark.parametrize(
     ("flags", "code", "words"),
     [
@@ -157,6 +164,15 @@ def test_a_report_says_the_same_as_its_numbers(tmp_path: Path) -> None:
         (("--acceptance", "0.4,0.8", "--target-pass", "10", "--draft-step", "1"), 2, "that do not rise"),
         (("--acceptance", "0.4", "--target-pass", "x", "--draft-step", "1"), 2, "--target-pass x"),
         (("--report", __file__), 2, "is no report"),
+        (("--acceptance", "nan", "--target-pass", "10", "--draft-step", "1"), 2, "shares in [0, 1]"),
+        (("--acceptance", "0.8", "--target-pass", "0", "--draft-step", "1"), 2, "takes some time"),
+        (("--acceptance", "0.8", "--target-pass", "nan", "--draft-step", "1"), 2, "--target-pass nan"),
+        (("--acceptance", "0.8", "--target-pass", "30@1,20@16", "--draft-step", "1"), 2, "do not fall"),
+        (("--acceptance", "0.8", "--target-pass", "10", "--draft-step", "inf"), 2, "--draft-step inf"),
+        ((*GIVEN, "--rest", "inf"), 2, "that is finite"),
+        ((*GIVEN, "--tokens-per-second", "inf"), 2, "are finite"),
+        ((*GIVEN, "--speed", "inf"), 2, "are finite"),
+        (("--acceptance", "1", "--target-pass", "1e300", "--draft-step", "0"), 0, "A target carries"),
     ],
 )
 def test_what_the_command_says(flags: tuple[str, ...], code: int, words: str) -> None:
