@@ -162,7 +162,7 @@ def _assemble(
     held = pages * options.page_size
     if held < context:
         _log.warning("%d KV pages hold %d tokens: the context length is cut from %d to that", pages, held, context)
-    size = min(vocabulary.size, head_rows)
+    size, config = min(vocabulary.size, head_rows), model.config.get_text_config(decoder=True)
     info = EngineInfo(
         model_id=name,
         vocab_size=size,
@@ -173,6 +173,8 @@ def _assemble(
         vocab_fingerprint=vocabulary.fingerprint,
         token_hashes=vocabulary.token_hashes[: 4 * size],
         tokenizer=vocabulary.tokenizer,
+        hidden_size=0 if isinstance(model.get_output_embeddings(), ReducedHead) else config.hidden_size,  # type: ignore[no-untyped-call]
+        layers=config.num_hidden_layers,
     )
     storage = KvStorage(layers, pages, options.page_size, model.device)
     return CausalLm(run, model.device, info, PagePool(pages, options.page_size), storage)

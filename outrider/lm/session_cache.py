@@ -101,6 +101,10 @@ class Session(Generic[Key]):
             return False
         return start == 0 or self._hash_at(start) == prefix_hash
 
+    def recompute(self, start: int) -> None:
+        """Leaves the tokens from `start` on to be computed again."""
+        self._truncate_state(start)
+
     def cut(self, length: int) -> None:
         """Forgets everything after the first `length` tokens, of which there are at least so many; the last is left to
         compute."""
