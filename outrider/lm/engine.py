@@ -10,7 +10,7 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from outrider.law.sparse import Int32Array
-from outrider.lm.features import Tap
+from outrider.lm.features import FeatureWindow, Feeding, Tap
 
 
 class OutOfPages(Exception):
@@ -36,6 +36,7 @@ class EngineInfo:
         token_hashes: [vocab_size] uint32 little-endian bytes, CRC-32 of each token's text.
         tokenizer: what spells the tokens; None where the vocabulary is bare ids.
         hidden_size, layers: of its features (features.py); 0 where it shows none.
+        feeding: what it wants to be fed with; None where nothing.
     """
 
     model_id: str
@@ -49,6 +50,7 @@ class EngineInfo:
     tokenizer: PreTrainedTokenizerBase | None = field(repr=False, compare=False, default=None)
     hidden_size: int = 0
     layers: int = 0
+    feeding: Feeding | None = None
 
 
 class SequenceState(Protocol):
@@ -86,6 +88,7 @@ class Segment:
         parents: [n] the place of the entry that each token follows; None where each follows the one before it. With
             others the sequence holds a tree until `keep` or `truncate` makes it a chain again.
         tap: gets the features of its tokens; None where nobody wants any.
+        fed: the target's features of the tokens before the last committed one, for an engine that wants them.
     """
 
     sequence: SequenceState
@@ -93,6 +96,7 @@ class Segment:
     rows: int
     parents: npt.NDArray[np.integer] | None = None
     tap: Tap | None = None
+    fed: FeatureWindow | None = None
 
 
 class Engine(Protocol):

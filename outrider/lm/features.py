@@ -5,6 +5,7 @@ one, the number of layers, what the head gets: the last layer's output after the
 """
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
 import torch
 
@@ -54,3 +55,70 @@ class Tap:
     def states(self) -> torch.Tensor:
         """[n, len(layers) * hidden size] bfloat16, n tokens from `first` on."""
         return torch.cat(self._parts) if self._parts else torch.empty(0, 0, dtype=torch.bfloat16)
+
+
+@dataclass(frozen=True)
+class Feeding:
+    """What an engine that is fed by features wants.
+
+    Attributes:
+        layers: of the target, side by side.
+        hidden_size: elements of one.
+        window: most tokens whose features it looks at.
+        longest: most tokens that it can say beyond them; 0 for any number.
+    """
+
+    layers: tuple[int, ...]
+    hidden_size: int
+    window: int
+    longest: int = 0
+
+    @property
+    def width(self) -> int:
+        """Elements of one token's features."""
+        return len(self.layers) * self.hidden_size
+
+
+class FeatureWindow:
+    """The features of the last tokens of a text, without a gap.
+
+    Args:
+        most: tokens that are kept; older ones are forgotten.
+
+    Attributes:
+        end: position after the last of them; 0 when there are none.
+    """
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._states: torch.Tensor | None = None
+        self.end = 0
+
+    @property
+    def start(self) -> int:
+        """Position of the first of them."""
+        return self.end - (0 if self._states is None else len(self._states))
+
+    @property
+    def states(self) -> torch.Tensor:
+        """[end - start, width] bfloat16."""
+        return torch.empty(0, 0, dtype=torch.bfloat16) if self._states is None else self._states
+
+    def take(self, start: int, states: torch.Tensor) -> None:
+        """The features [n, width] of tokens from `start` on replace what is known of these; where they leave a gap,
+        what lies before it is forgotten."""
+        if self._states is None or not self.start <= start <= self.end:
+            known = states
+        else:
+            known = torch.cat([self._states[: start - self.start], states])
+        self._states, self.end = known[-self._most :], start + len(states)
+
+    def cut(self, end: int) -> None:
+        """Forgets those of tokens from `end` on."""
+        if self._states is not None and end < self.end:
+            self._states, self.end = self._states[: max(0, end - self.start)], end
+
+    def after(self, start: int) -> tuple[int, torch.Tensor]:
+        """(position of the first, features [n, width]) of those from `start` on."""
+        first = max(start, self.start)
+        return first, self.states[first - self.start :]

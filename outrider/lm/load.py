@@ -102,7 +102,7 @@ def load_engine(model: str, options: EngineOptions = EngineOptions(), progress: 
         return SyntheticEngine(SyntheticSpec.parse(source.location), source.name)
     if options.threads:
         torch.set_num_threads(options.threads)
-    device = _device(options.device)
+    device = device_named(options.device)
     report(0.0, "reading the configuration")
     with refusing(source.name), gguf_read_once(), quiet(lambda part, what: report(0.05 + 0.75 * part, what)):
         model_with_weights, vocabulary = load_model(source, options, device)
@@ -235,7 +235,8 @@ def _never_decreasing(progress: Progress) -> Progress:
     return report
 
 
-def _device(name: str) -> torch.device:
+def device_named(name: str) -> torch.device:
+    """Where a model goes. Raises ModelRefused."""
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:

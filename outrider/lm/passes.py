@@ -227,4 +227,4 @@ class PassRunner:
         stop = min(start + piece.positions, work.goal)
         rows = stop - max(start, min(work.first_row, stop))
         new, parents = session.tokens[start:stop].copy(), session.parents(start, stop)
-        return Segment(session.sequence, new, rows, parents, work.tap)
+        return Segment(session.sequence, new, rows, parents, work.tap, session.features)
