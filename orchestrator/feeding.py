@@ -61,14 +61,10 @@ class FeatureFeed:
         self._asleep = self._waits = self.starved = False
 
     def bind(self, feeding: Feeding | None) -> None:
-        """Another worker, which wants these; it has none yet."""
+        """Another worker, which wants these."""
         if feeding != self._feeding:
             self._feeding, self._window = feeding, FeatureWindow(feeding.window if feeding is not None else 1)
-        self._sent, self._asleep = 0, False
-
-    def lost(self) -> None:
-        """The worker may have none any more."""
-        self._sent = 0
+        self._asleep = False
 
     def asleep(self) -> None:
         """No block is wanted at present, and no feature either."""
