@@ -5,9 +5,11 @@ import numpy as np
 from draft_service.commands import base_length_of
 from draft_service.job import Answer, Job
 from outrider.law.sparse import SparseLaw
+from outrider.lm.features import Feeding
 from outrider.net.arrays import block_message, to_bytes
 from outrider.net.errors import OutriderError, reason_name, to_status
 from outrider.v1 import draft_pb2
+from outrider.v1.draft_pb2 import Proposer
 
 
 def event_of(answer: Answer) -> draft_pb2.DraftEvent:
@@ -21,6 +23,13 @@ def event_of(answer: Answer) -> draft_pb2.DraftEvent:
     if answer.ahead:
         event.hypothesis = to_bytes(ask.tokens)
     return event
+
+
+def feeding_message(kind: Proposer.ValueType, feeding: Feeding) -> draft_pb2.Feeding:
+    """What a proposer says that it wants."""
+    return draft_pb2.Feeding(
+        proposer=kind, layers=feeding.layers, hidden_size=feeding.hidden_size, window=feeding.window
+    )
 
 
 def rejection(command: draft_pb2.DraftCommand, error: OutriderError) -> draft_pb2.DraftEvent:

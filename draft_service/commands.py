@@ -4,13 +4,14 @@ import time
 from dataclasses import dataclass, field, replace
 
 import numpy as np
+import torch
 
 from draft_service.config import PROPOSER_NAMES
 from outrider.law.noise import Purpose
 from outrider.law.params import LawParams, ParamError, check, from_law_spec
 from outrider.law.sparse import Int32Array
-from outrider.net.arrays import ArrayError, tokens_in_vocab
-from outrider.net.bounds import DEFAULT_LAW_TOP, MAX_LAW_TOP, MAX_LOOKAHEAD, MAX_SESSION_ID
+from outrider.net.arrays import ArrayError, features_from_message, tokens_in_vocab
+from outrider.net.bounds import DEFAULT_LAW_TOP, MAX_FEATURE_BYTES, MAX_LAW_TOP, MAX_LOOKAHEAD, MAX_SESSION_ID
 from outrider.net.errors import invalid_field
 from outrider.observe.tracing import kept
 from outrider.v1 import draft_pb2
@@ -60,6 +61,7 @@ class Ask:
         prefix_hash: of those before `tokens`; 0 in an Open.
         held: whether the sender has the block already: it was pushed to it.
         nodes: most tokens of the block where it may be a tree; 0 for a chain.
+        features: (position of the first, [n, width] bfloat16) of the target's that came along; None without any.
         traceparent: of the round that the block is for; empty where that is not traced.
     """
 
@@ -73,6 +75,7 @@ class Ask:
     held: bool = False
     traceparent: str = ""
     nodes: int = 0
+    features: tuple[int, torch.Tensor] | None = None
     arrived_at: float = field(default_factory=time.monotonic)
 
 
@@ -102,9 +105,16 @@ def base_length_of(message: draft_pb2.DraftCommand) -> int:
 
 
 def parse_command(
-    message: draft_pb2.DraftCommand, stream: int, vocab_size: int, kinds: tuple[Proposer.ValueType, ...]
+    message: draft_pb2.DraftCommand,
+    stream: int,
+    vocab_size: int,
+    kinds: tuple[Proposer.ValueType, ...],
+    feature_width: int = 0,
 ) -> Ask | CloseSession:
-    """Checks a command. Raises OutriderError INVALID_FIELD naming the field and its limit."""
+    """Checks a command. `feature_width`: elements of a token's features; 0 where nothing here is fed with any.
+
+    Raises OutriderError INVALID_FIELD naming the field and its limit.
+    """
     if not 1 <= len(message.session_id) <= MAX_SESSION_ID:
         raise invalid_field(f"session_id has {len(message.session_id)} characters, must be 1 to {MAX_SESSION_ID}")
     key = (stream, message.session_id)
@@ -112,8 +122,10 @@ def parse_command(
         match message.WhichOneof("action"):
             case "open":
                 ask = _open(message.open, key, message.epoch, vocab_size, kinds)
+                ask = _with_features(ask, message.open, feature_width)
             case "advance":
                 ask = _advance(message.advance, key, message.epoch, vocab_size)
+                ask = _with_features(ask, message.advance, feature_width)
             case "close":
                 return CloseSession(key, message.epoch)
             case _:
@@ -158,6 +170,20 @@ def _advance(message: draft_pb2.Advance, key: Key, epoch: int, vocab_size: int) 
         raise invalid_field(f"advance.tokens holds {len(tokens)} tokens, must be {limit}")
     lookahead, nodes = _lookahead(message.lookahead, "advance"), _nodes(message.max_nodes, "advance")
     return Ask(key, epoch, message.base_length, tokens, message.prefix_hash, lookahead, None, message.held, nodes=nodes)
+
+
+def _with_features(ask: Ask, message: draft_pb2.Open | draft_pb2.Advance, width: int) -> Ask:
+    if not message.HasField("features"):
+        return ask
+    if not width:
+        raise invalid_field("features is set, and no proposer of this worker is fed with any")
+    if len(message.features.states) > MAX_FEATURE_BYTES:
+        raise invalid_field(f"features.states has {len(message.features.states)} bytes, limit {MAX_FEATURE_BYTES}")
+    states, start = features_from_message(message.features, width), message.features.start
+    if start + len(states) >= ask.base_length:
+        last = start + len(states) - 1
+        raise invalid_field(f"features end with position {last}, must be before base_length {ask.base_length} - 1")
+    return replace(ask, features=(start, states))
 
 
 def _nodes(value: int, action: str) -> int:

@@ -14,6 +14,7 @@ PROPOSERS: dict[str, Proposer.ValueType] = {
     "early_exit": draft_pb2.PROPOSER_EARLY_EXIT,
     "prompt_lookup": draft_pb2.PROPOSER_PROMPT_LOOKUP,
     "prediction": draft_pb2.PROPOSER_PREDICTION,
+    "medusa": draft_pb2.PROPOSER_MEDUSA,
 }
 PROPOSER_NAMES = {number: name for name, number in PROPOSERS.items()}
 
@@ -24,10 +25,12 @@ class DraftConfig(WorkerConfig):
     model_config = SettingsConfigDict(cli_prog_name="python -m draft_service")
 
     proposers: str = Field(
-        "model,prediction", description="what to offer, first the default: model, early_exit, prompt_lookup, prediction"
+        "model,prediction",
+        description="what to offer, first the default: model, early_exit, medusa, prompt_lookup, prediction",
     )
     early_exit_layers: int = Field(0, ge=0, description="layers of the model that early_exit runs")
     early_exit: str = Field("", description="directory of a trained exit that early_exit runs instead of bare layers")
+    medusa: str = Field("", description="directory of the target's Medusa heads; the model is the target then")
     ahead_blocks: int = Field(
         2, ge=0, le=8, description="blocks of a session drafted ahead of what is known to be committed; 0: none"
     )
@@ -51,6 +54,8 @@ class DraftConfig(WorkerConfig):
     def _layers(self) -> "DraftConfig":
         if draft_pb2.PROPOSER_EARLY_EXIT in self.kinds and bool(self.early_exit_layers) == bool(self.early_exit):
             raise ValueError("early_exit needs one of --early-exit-layers and --early-exit")
+        if (draft_pb2.PROPOSER_MEDUSA in self.kinds) != bool(self.medusa):
+            raise ValueError("the proposer medusa and --medusa go together")
         return self
 
     @cached_property

@@ -1,9 +1,12 @@
 """The models behind a draft worker's proposers."""
 
+from pathlib import Path
+
 from draft_service.config import DraftConfig
 from draft_service.service import Engines
-from outrider.lm.configured import configured_engine
+from outrider.lm.configured import configured_engine, engine_options
 from outrider.lm.engine import Engine, EngineInfo
+from outrider.lm.load_heads import load_medusa
 from outrider.lm.tokenizer import load_tokenizer, vocabulary_of
 from outrider.v1 import draft_pb2
 from outrider.v1.draft_pb2 import Proposer
@@ -11,7 +14,7 @@ from outrider.v1.draft_pb2 import Proposer
 # What the worker holds at most when nothing that runs a model is on offer and no context length is configured.
 _LOOKUP_CONTEXT = 1 << 20
 
-_RUN_A_MODEL = {draft_pb2.PROPOSER_MODEL, draft_pb2.PROPOSER_EARLY_EXIT}
+_RUN_A_MODEL = {draft_pb2.PROPOSER_MODEL, draft_pb2.PROPOSER_EARLY_EXIT, draft_pb2.PROPOSER_MEDUSA}
 
 
 def load_engines(config: DraftConfig) -> Engines:
@@ -25,6 +28,8 @@ def load_engines(config: DraftConfig) -> Engines:
 def _engine(kind: Proposer.ValueType, config: DraftConfig) -> Engine:
     if kind == draft_pb2.PROPOSER_MODEL:
         return configured_engine(config, target=config.target_model)
+    if kind == draft_pb2.PROPOSER_MEDUSA:
+        return load_medusa(Path(config.medusa), config.target_model or config.model, engine_options(config))
     if config.early_exit:
         # It stands on the first layers of the target, whose weights are read from where the target's are.
         exit_of = config.model_copy(update={"model": config.early_exit})

@@ -15,6 +15,7 @@ from draft_service.proposers.model import ModelProposer
 from outrider.lm.engine import Engine
 from outrider.lm.engine_load import EngineLoad
 from outrider.lm.epoch_fence import EpochFence
+from outrider.lm.features import FeatureWindow, Feeding
 from outrider.lm.grammars import SessionGrammars
 from outrider.lm.session_cache import Session, SessionCache
 from outrider.net.errors import OutriderError
@@ -107,7 +108,9 @@ class DraftScheduler:
                 continue
             told = job.pushed or job.ask.held
             self._answers.append(Answer(job.ask) if told else Answer(job.ask, job))
-            self._ahead.begin(job)
+            # What is fed by the target waits for it.
+            if self._proposers[job.law.kind].feeding is None:
+                self._ahead.begin(job)
 
     def sweep(self) -> None:
         """Frees sessions past their time-to-live."""
@@ -159,6 +162,10 @@ class DraftScheduler:
         if prepared is not None:
             return prepared
         session.rebase(ask.base_length, ask.tokens, ask.prefix_hash)
+        feeding = self._proposers[law.kind].feeding
+        if feeding is not None and limit:
+            limit = min(limit, feeding.longest or limit)
+            _feed(session, ask, feeding)
         job = Job(ask, law, session, limit, next(self._numbers))
         if limit and ask.nodes:
             job.growth = Growth(job.noise, ask.nodes, limit)
@@ -217,6 +224,17 @@ class DraftScheduler:
         used, total = (sum(numbers) for numbers in zip(*pages, strict=True))
         shared = sum(proposer.shared_pages() for proposer in self._proposers.values())
         self.load = EngineLoad(sessions, used, total, shared)
+
+
+def _feed(session: Session[Key], ask: Ask, feeding: Feeding) -> None:
+    """Raises OutriderError SESSION_NOT_FOUND when the target's features do not reach up to the last token but one."""
+    if ask.law is not None or session.features is None:
+        session.features = FeatureWindow(feeding.window)
+    if ask.features is not None:
+        session.features.take(*ask.features)
+    if session.features.end != ask.base_length - 1 or not len(session.features.states):
+        message = f"the target's features end before position {session.features.end}, not {ask.base_length - 1}"
+        raise OutriderError(types_pb2.ERROR_REASON_SESSION_NOT_FOUND, message)
 
 
 def _unknown_session() -> OutriderError:

@@ -8,7 +8,7 @@ from typing import Any
 
 import grpc
 
-from draft_service.answers import event_of, reason_of, rejection
+from draft_service.answers import event_of, feeding_message, reason_of, rejection
 from draft_service.commands import Ask, CloseStream, Command, parse_command
 from draft_service.config import PROPOSER_NAMES, DraftConfig
 from draft_service.job import Answer
@@ -110,6 +110,7 @@ class DraftService(draft_pb2_grpc.DraftServiceServicer):
             load=self.load(),
             max_lookahead=MAX_LOOKAHEAD,
             proposers=self._config.kinds,
+            feedings=[feeding_message(*each) for each in self._feedings.items()],
             instance_id=self.host.instance_id,
             version=__version__,
         )
@@ -147,7 +148,9 @@ class DraftService(draft_pb2_grpc.DraftServiceServicer):
         room = self._config.max_queue_items - self.pending
         for message in request.commands:
             try:
-                command = parse_command(message, stream.number, self._info.vocab_size, self._config.kinds)
+                command = parse_command(
+                    message, stream.number, self._info.vocab_size, self._config.kinds, self._feature_width
+                )
                 if isinstance(command, Ask):
                     if room <= 0:
                         raise self._queue_full()
@@ -187,6 +190,9 @@ class DraftService(draft_pb2_grpc.DraftServiceServicer):
 
     def _build(self) -> DraftScheduler:
         engines, self._info = self._load_engines()
+        fed = {kind: engine.info.feeding for kind, engine in engines.items()}
+        self._feedings = {kind: feeding for kind, feeding in fed.items() if feeding is not None}
+        self._feature_width = max((feeding.width for feeding in self._feedings.values()), default=0)
         for engine in engines.values():
             warm_up(engine)
         grammars = SessionGrammars(self._info.tokenizer, self._info.vocab_size)

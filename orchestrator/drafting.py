@@ -8,6 +8,7 @@ import time
 from dataclasses import dataclass
 from typing import TypeAlias
 
+from orchestrator.feeding import FeatureFeed, States, Wanted
 from orchestrator.hedging import MOST_TOKENS
 from orchestrator.links.draft import DraftLink
 from orchestrator.lookahead import DraftHistory, SessionLookahead
@@ -30,6 +31,7 @@ from outrider.net.errors import OutriderError, from_status
 from outrider.v1 import draft_pb2, orchestrator_pb2, types_pb2
 from outrider.v1.draft_pb2 import DraftCommand, DraftEvent
 from outrider.v1.orchestrator_pb2 import PlainReason
+from outrider.v1.types_pb2 import Features
 
 Reason: TypeAlias = PlainReason.ValueType
 
@@ -124,6 +126,7 @@ class Drafting:
         self._moved_bytes = 0
         # Whether this session is the probe of its worker's breaker.
         self._probes = False
+        self._feed = FeatureFeed()
 
     def warm_up(self, tokens: TokenBuffer) -> None:
         """Lets the worker cache the prompt while the target does the same; the first round has no block."""
@@ -146,6 +149,14 @@ class Drafting:
             self._ask(link, tokens, min(room, link.max_lookahead), nodes)
         else:
             self._reason = link
+
+    def wanted(self, base_length: int) -> Wanted | None:
+        """The features that the round at this base length is to bring; None where nothing is fed with any."""
+        return self._feed.wanted(base_length) if self._link is not None else None
+
+    def fed(self, states: States | None) -> None:
+        """Those of the tokens that are committed now, if they came."""
+        self._feed.take(states)
 
     @property
     def ready(self) -> bool:
@@ -208,6 +219,7 @@ class Drafting:
         self._link, self._incarnation, self._catching_up, self._probes = link, 0, None, False
         if link is not None:
             link.bind()
+            self._feed.bind(link.feeding(self._plan.proposer))
 
     def _ask(self, link: DraftLink, tokens: TokenBuffer, room: int, nodes: int) -> None:
         """Asks for as much as pays, once the worker has read most of the tokens: no round waits for that."""
@@ -221,6 +233,11 @@ class Drafting:
         lookahead = self._lookahead.choose(self._history(link), room, trees)
         if lookahead == 0:
             self._reason = orchestrator_pb2.PLAIN_REASON_NO_GAIN
+            self._feed.asleep()
+        elif not self._feed.complete(len(tokens)):
+            self._lookahead.withheld()
+            if self._feed.starved:
+                self._reason = orchestrator_pb2.PLAIN_REASON_DRAFT_UNAVAILABLE
         elif self._plan.adaptive and len(tokens) - self._peer.known > _SHORT_GAP:
             self._lookahead.withheld()
             self._cache(link, tokens)
@@ -274,7 +291,11 @@ class Drafting:
             self._peer.lost()
         if self._peer.known == 0:
             command.open.CopyFrom(self._open(tokens, lookahead, nodes))
+            if lookahead:
+                _feed(command.open, self._feed.message(opens=True))
         else:
+            if lookahead:
+                _feed(command.advance, self._feed.message(opens=False))
             command.advance.base_length = len(tokens)
             command.advance.tokens, command.advance.prefix_hash = self._peer.suffix(tokens)
             command.advance.lookahead, command.advance.max_nodes = lookahead, nodes
@@ -321,6 +342,7 @@ class Drafting:
         """Asks a second worker. When it is the first to answer with a block, it becomes the session's."""
         command = self._new_command()
         command.open.CopyFrom(self._open(tokens, self._asked, self._nodes))
+        _feed(command.open, self._feed.message(opens=True))
         second = spare.request(command, tokens)
         stats.wire_bytes += command.ByteSize()
         won = False
@@ -439,6 +461,11 @@ class Drafting:
         self._metrics.speculation_disabled(reason)
         self.close()
         return reason
+
+
+def _feed(action: draft_pb2.Open | draft_pb2.Advance, features: Features | None) -> None:
+    if features is not None:
+        action.features.CopyFrom(features)
 
 
 def _shape(block: draft_pb2.Block) -> Tree | None:

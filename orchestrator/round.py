@@ -7,6 +7,7 @@ from itertools import zip_longest
 
 from orchestrator.acceptance import Outcome
 from orchestrator.drafting import Proposal
+from orchestrator.feeding import committed
 from orchestrator.judge import Judge
 from orchestrator.logprobs import TokenLogprobs
 from orchestrator.metrics import Metrics
@@ -41,6 +42,7 @@ async def run_round(session: Session, services: Services) -> tuple[Emission, Rou
     kept = session.output.keep(round_tokens(proposal, outcome, logprobs))
     session.check(kept)
     record(proposal, outcome, stats)
+    session.drafting.fed(committed(verified.features, stats.base_length, outcome))
     session.advance(kept, stats)  # asks for the next block, to be drafted while the store writes
     if kept.finish is None:
         await score_ahead(session)  # the next round's draft and verify meanwhile: dropped when the commit fails
@@ -64,7 +66,8 @@ async def scored(session: Session) -> Scored:
     """The block of a round and what the target says about it. Raises OutriderError."""
     stats = session.trace.stats(session.base_length) if session.trace is not None else RoundStats(session.base_length)
     proposal = await session.drafting.block(stats)
-    proposal, verified = await session.verifying.rows(session.tokens, proposal, stats)
+    wanted = session.drafting.wanted(session.base_length)
+    proposal, verified = await session.verifying.rows(session.tokens, proposal, stats, wanted)
     return proposal, verified, stats
 
 

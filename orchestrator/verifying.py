@@ -9,6 +9,7 @@ import torch
 
 from orchestrator.costs import TargetCosts
 from orchestrator.drafting import Proposal
+from orchestrator.feeding import States, Wanted, features_of
 from orchestrator.links.target import TargetLink
 from orchestrator.metrics import Metrics
 from orchestrator.pool import TargetPool
@@ -70,10 +71,12 @@ class Verified:
     Attributes:
         rows: about the block, in the plan's format.
         logprobs: of the rows, where the plan asks for them and the format is not LOGITS, which holds them.
+        features: that were wanted, of the tokens up to the last that may be accepted; None where the worker has none.
     """
 
     rows: Rows
     logprobs: LogprobRows | None = None
+    features: States | None = None
 
 
 @dataclass
@@ -141,8 +144,10 @@ class Verifying:
         self._incarnation = 0
         self._peer = PeerPrefix()
 
-    async def rows(self, tokens: TokenBuffer, proposal: Proposal, stats: RoundStats) -> tuple[Proposal, Verified]:
-        """The block as it was verified, and the target's answer to it.
+    async def rows(
+        self, tokens: TokenBuffer, proposal: Proposal, stats: RoundStats, wanted: Wanted | None = None
+    ) -> tuple[Proposal, Verified]:
+        """The block as it was verified, and the target's answer to it, with the features that are `wanted`.
 
         The block is cut when the worker takes only shorter ones. Moves to another worker and re-sends the prefix as
         needed. Raises OutriderError: when no worker answered within the fail-over timeout; NO_PROGRESS when
@@ -152,7 +157,7 @@ class Verifying:
         start = stats.begins("verify")
         while True:
             try:
-                answer = await self._attempt(tokens, proposal, stats, patience)
+                answer = await self._attempt(tokens, proposal, stats, patience, wanted)
             except OutriderError as error:
                 where = self._link.address if self._link is not None else ""
                 stats.attempt_failed(reason_name(error.reason), where)
@@ -192,12 +197,21 @@ class Verifying:
         await asyncio.gather(*(link.release(self._name, self._epoch) for link in former))
 
     async def _attempt(
-        self, tokens: TokenBuffer, proposal: Proposal, stats: RoundStats, patience: _Patience
+        self,
+        tokens: TokenBuffer,
+        proposal: Proposal,
+        stats: RoundStats,
+        patience: _Patience,
+        wanted: Wanted | None,
     ) -> tuple[Proposal, Verified]:
         link = await self._bound(tokens, patience)
         most = link.max_lookahead if proposal.tree is None else link.max_tree_nodes
         proposal = proposal.head(min(len(proposal.tokens), most))
         item = self._item(tokens, proposal)
+        wanted = wanted if wanted is not None and link.shows(wanted.feeding) else None
+        if wanted is not None:
+            item.feature_layers.extend(wanted.feeding.layers)
+            item.feature_start = wanted.start
         result = await link.verify(item, self._caller, stats)
         stats.wire_bytes += item.ByteSize() + result.ByteSize()
         stats.target_passes += result.timing.passes
@@ -208,7 +222,7 @@ class Verifying:
             raise from_status(result.status)
         if self._former:
             self._leave()
-        return proposal, self._verified(result, proposal)
+        return proposal, self._verified(result, proposal, wanted)
 
     async def _bound(self, tokens: TokenBuffer, patience: _Patience) -> TargetLink:
         if self._link is not None and not self._link.usable:
@@ -246,9 +260,10 @@ class Verifying:
             item.law.CopyFrom(to_law_spec(self._plan.law, self._plan.seed))
         return item
 
-    def _verified(self, result: VerifyResult, proposal: Proposal) -> Verified:
+    def _verified(self, result: VerifyResult, proposal: Proposal, wanted: Wanted | None) -> Verified:
         try:
-            return Verified(self._rows(result, proposal), self._logprobs(result, proposal))
+            rows, logprobs = self._rows(result, proposal), self._logprobs(result, proposal)
+            return Verified(rows, logprobs, features_of(result, wanted))
         except ArrayError as error:
             raise _no_progress(f"the target's answer: {error}") from error
 

@@ -16,9 +16,10 @@ from outrider.law.rows import SupportRows
 from outrider.law.sparse import Int32Array
 from outrider.law.tree import Tree
 from outrider.lm.engine import EngineInfo
+from outrider.lm.features import Tap
 from outrider.lm.passes import Work
 from outrider.net.arrays import ArrayError, int32s, tokens_in_vocab
-from outrider.net.bounds import MAX_LAW_TOP, MAX_SESSION_ID
+from outrider.net.bounds import MAX_FEATURE_BYTES, MAX_FEATURE_LAYERS, MAX_LAW_TOP, MAX_SESSION_ID
 from outrider.net.errors import OutriderError, invalid_field
 from outrider.v1 import target_pb2, types_pb2
 
@@ -60,6 +61,7 @@ class Job:
         traceparent: of the round that it is part of; empty where that is not traced.
         masks: the tokens that the session's language allows, a row per row; None without one.
         tree: the block's shape; None for a chain.
+        tap: gathers the features that are wanted; None where none are.
     """
 
     session_id: str
@@ -80,6 +82,7 @@ class Job:
     masks: Words | None = None
     traceparent: str = ""
     tree: Tree | None = None
+    tap: Tap | None = None
 
     @property
     def opens(self) -> bool:
@@ -129,6 +132,7 @@ def parse_item(item: target_pb2.VerifyItem, info: EngineInfo, max_lookahead: int
         _logprobs(item),
         on_done,
         tree=tree,
+        tap=_tap(item, len(draft), info),
     )
 
 
@@ -144,6 +148,27 @@ def _tree(item: target_pb2.VerifyItem, lookahead: int) -> Tree | None:
         raise invalid_field(str(error)) from error
     except ValueError as error:
         raise invalid_field(f"draft_parents: {error}") from error
+
+
+def _tap(item: target_pb2.VerifyItem, lookahead: int, info: EngineInfo) -> Tap | None:
+    layers = item.feature_layers
+    if not layers:
+        return None
+    if not info.hidden_size:
+        raise invalid_field("feature_layers is set, and this model shows no features")
+    if len(layers) > MAX_FEATURE_LAYERS or max(layers) > info.layers:
+        raise invalid_field(f"feature_layers is {list(layers)[:8]}, limit {MAX_FEATURE_LAYERS} in [0, {info.layers}]")
+    if item.feature_start >= item.base_length:
+        raise invalid_field(f"feature_start is {item.feature_start}, must be less than base_length {item.base_length}")
+    size = feature_bytes(item.base_length + lookahead - item.feature_start, len(layers), info.hidden_size)
+    if size > MAX_FEATURE_BYTES:
+        raise invalid_field(f"feature_start asks for {size} bytes of features, limit {MAX_FEATURE_BYTES}")
+    return Tap(layers, item.feature_start)
+
+
+def feature_bytes(tokens: int, layers: int, hidden_size: int) -> int:
+    """Of their features on the wire."""
+    return 2 * tokens * layers * hidden_size
 
 
 def _law(item: target_pb2.VerifyItem, prefix_length: int, vocab_size: int) -> SeededLaw | None:

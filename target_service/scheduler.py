@@ -139,10 +139,13 @@ class TargetScheduler:
         elif job.needs_law and session.law is None:
             raise OutriderError(types_pb2.ERROR_REASON_SESSION_NOT_FOUND, "session was opened without a law")
         session.rebase(job.base_length, job.prefix_tokens, job.prefix_hash)
+        if job.tap is not None:
+            session.recompute(job.tap.first)
         session.extend(job.draft_tokens, job.parents)
         if job.needs_law and session.grammar is not None:
             job.masks = session.grammar.masks(session.tokens, job.base_length, job.tree)
-        return Work(session, session.length, job.base_length - 1, job.number, traceparent=job.traceparent)
+        first_row, traced = job.base_length - 1, job.traceparent
+        return Work(session, session.length, first_row, job.number, traceparent=traced, tap=job.tap)
 
     def _remove(self, job: Job) -> None:
         """Takes a job out of its queue and lets the next one begin; no effect when it is not queued."""

@@ -9,7 +9,7 @@ from outrider.law.answer import Question, answer
 from outrider.law.logprobs import LogprobQuestion, LogprobRows, logprob_rows
 from outrider.law.noise import RoundNoise
 from outrider.law.rows import SupportRows
-from outrider.net.arrays import logits_message, logprobs_message, sample_message, support_message
+from outrider.net.arrays import features_message, logits_message, logprobs_message, sample_message, support_message
 from outrider.net.errors import OutriderError, to_status
 from outrider.v1 import target_pb2
 from target_service.job import Job, Rows, Scored
@@ -92,7 +92,19 @@ def result_message(job: Job) -> target_pb2.VerifyResult:
         result.sample.CopyFrom(sample_message(rows))
     if job.outcome.logprobs is not None:
         result.logprobs.CopyFrom(logprobs_message(job.outcome.logprobs))
+    if job.tap is not None:
+        result.features.CopyFrom(features_message(job.tap.states()[: _useful(job, rows)], job.tap.first))
     return result
+
+
+def _useful(job: Job, rows: Rows) -> int:
+    """How many of the features can come to be of use, as far as the rows say what is accepted."""
+    accepted = len(job.draft_tokens)
+    if isinstance(rows, np.ndarray) and job.tree is None:
+        wrong = np.flatnonzero(rows[:-1] != job.draft_tokens)
+        accepted = int(wrong[0]) if len(wrong) else accepted
+    assert job.tap is not None
+    return job.base_length - job.tap.first + accepted
 
 
 def _timing(job: Job) -> target_pb2.VerifyTiming:

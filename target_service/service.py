@@ -20,7 +20,7 @@ from outrider.v1 import target_pb2, target_pb2_grpc, types_pb2
 from outrider.worker import WorkerHost, loading_error
 from target_service.call import Call, Rejected
 from target_service.config import TargetConfig
-from target_service.job import Job, parse_item
+from target_service.job import Job, feature_bytes, parse_item
 from target_service.scheduler import Cancel, Release, Submit, TargetCommand, TargetScheduler
 from target_service.traced import verified
 
@@ -98,6 +98,8 @@ class TargetService(target_pb2_grpc.TargetServiceServicer):
             instance_id=self.host.instance_id,
             max_tree_nodes=self._config.max_lookahead,
             version=__version__,
+            hidden_size=self._engine.info.hidden_size,
+            layers=self._engine.info.layers if self._engine.info.hidden_size else 0,
         )
 
     async def _verify(self, request: target_pb2.VerifyRequest) -> target_pb2.VerifyResponse:
@@ -137,7 +139,7 @@ class TargetService(target_pb2_grpc.TargetServiceServicer):
         for item in request.items:
             try:
                 job = self._parse_item(item, call, seen)
-                bytes_left -= 0 if job.needs_law else (len(job.draft_tokens) + 1) * self._row_bytes
+                bytes_left -= self._bytes_of(job)
                 if call.unfinished >= items_left:
                     raise self._queue_full()
                 if bytes_left < 0:
@@ -148,6 +150,14 @@ class TargetService(target_pb2_grpc.TargetServiceServicer):
                 call.entries.append(job)
                 call.unfinished += 1
         return call
+
+    def _bytes_of(self, job: Job) -> int:
+        """Of its answer, where they are many."""
+        rows = 0 if job.needs_law else (len(job.draft_tokens) + 1) * self._row_bytes
+        if job.tap is None:
+            return rows
+        tokens = job.base_length + len(job.draft_tokens) - job.tap.first
+        return rows + feature_bytes(tokens, len(job.tap.layers), self._engine.info.hidden_size)
 
     def _parse_item(self, item: target_pb2.VerifyItem, call: Call, seen: set[str]) -> Job:
         job = parse_item(item, self._engine.info, self._config.max_lookahead, call.finish_one)

@@ -5,6 +5,7 @@ from typing import Protocol
 
 from draft_service.commands import Key
 from draft_service.job import Job
+from outrider.lm.features import Feeding
 from outrider.lm.session_cache import SessionCache
 
 
@@ -18,6 +19,10 @@ class BlockProposer(Protocol):
     @property
     def context_length(self) -> int:
         """Longest sequence in tokens, draft tokens included."""
+
+    @property
+    def feeding(self) -> Feeding | None:
+        """What it wants of the target's features; None where it wants none."""
 
     def step(self, jobs: Sequence[Job]) -> None:
         """Moves the jobs on by at most one forward pass; those that are through are `done` or have `failed` set."""

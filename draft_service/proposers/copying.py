@@ -34,6 +34,10 @@ class CopyingProposer:
         """As configured."""
         return self._context_length
 
+    @property
+    def feeding(self) -> None:
+        """Nothing."""
+
     def pages(self) -> tuple[int, int]:
         """(0, 0): no KV cache."""
         return 0, 0

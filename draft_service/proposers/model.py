@@ -20,6 +20,7 @@ from outrider.law.rows import bonus_tokens
 from outrider.law.sparse import Float32Array, Int32Array
 from outrider.law.transforms import NonFiniteLogits, RowContext, greedy_tokens, law_probs
 from outrider.lm.engine import Engine
+from outrider.lm.features import Feeding
 from outrider.lm.passes import PassRunner, Work
 from outrider.lm.session_cache import SessionCache
 from outrider.net.bounds import MAX_LOOKAHEAD
@@ -67,6 +68,11 @@ class ModelProposer:
     def context_length(self) -> int:
         """The model's."""
         return self._engine.info.context_length
+
+    @property
+    def feeding(self) -> Feeding | None:
+        """The engine's."""
+        return self._engine.info.feeding
 
     def pages(self) -> tuple[int, int]:
         """The engine's."""

@@ -19,6 +19,7 @@ from orchestrator.links.base import INFO_TIMEOUT, Info, Link, Misbehaved
 from orchestrator.lookahead import DraftHistory
 from orchestrator.prefix import TokenBuffer
 from orchestrator.trees import TreeHistory
+from outrider.lm.features import Feeding
 from outrider.lm.tokenizer import Vocabulary
 from outrider.net.arrays import to_bytes
 from outrider.net.bounds import (
@@ -27,6 +28,8 @@ from outrider.net.bounds import (
     LAW_ENTRY_BYTES,
     MAX_COMMANDS,
     MAX_EVENT_BYTES,
+    MAX_FEATURE_BYTES,
+    MAX_FEATURE_LAYERS,
     MAX_LOOKAHEAD,
 )
 from outrider.net.channel import MAX_DRAFT_BYTES
@@ -111,6 +114,7 @@ class DraftLink(Link):
         self._queue: _Commands = asyncio.Queue(MAX_QUEUED_COMMANDS)
         self._told: dict[str, _Session] = {}
         self.proposers: tuple[Proposer.ValueType, ...] = ()
+        self._feedings: dict[Proposer.ValueType, Feeding] = {}
         self.waits = Waits()
         self._forgiven_at = -math.inf
         # Bytes of events that the worker may still send for the commands that it got, and the most for one of them.
@@ -219,6 +223,11 @@ class DraftLink(Link):
                 return
             yield draft_pb2.DraftRequest(commands=[command for command in commands if command is not None])
 
+    def feeding(self, proposer: Proposer.ValueType) -> Feeding | None:
+        """What one of its proposers wants of the target's features; None where it wants none."""
+        default = self.proposers[0] if self.proposers else proposer
+        return self._feedings.get(proposer or default)
+
     def _forgive(self) -> None:
         """A worker that has begun anew is not what it was; one that does so again and again to be asked again, is."""
         now = time.monotonic()
@@ -292,6 +301,16 @@ class DraftLink(Link):
             if len(info.proposers) > MAX_LOOKAHEAD:
                 raise Misbehaved(f"{len(info.proposers)} proposers")
             self.proposers = tuple(info.proposers)
+            self._feedings = {each.proposer: _feeding(each) for each in info.feedings}
+
+
+def _feeding(message: draft_pb2.Feeding) -> Feeding:
+    feeding = Feeding(tuple(message.layers), message.hidden_size, message.window)
+    fits = 1 <= len(feeding.layers) <= MAX_FEATURE_LAYERS and feeding.hidden_size >= 1 and feeding.window >= 1
+    # The tokens of a block come on top.
+    if not fits or 2 * feeding.width * (feeding.window + MAX_LOOKAHEAD) > MAX_FEATURE_BYTES:
+        raise Misbehaved(f"a feeding of {len(message.layers)} layers and {message.window} tokens")
+    return feeding
 
 
 def _end(queue: _Commands) -> None:

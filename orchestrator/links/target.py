@@ -17,6 +17,7 @@ from orchestrator.links.base import Info, Link, WorkerSilent, as_error, describe
 from orchestrator.stats import RoundStats
 from orchestrator.tenants import ANYONE, Caller
 from outrider.law.params import LawParams, to_law_spec
+from outrider.lm.features import Feeding
 from outrider.lm.tokenizer import Vocabulary
 from outrider.net.answers import row_bytes
 from outrider.net.arrays import to_bytes
@@ -49,6 +50,7 @@ class TargetLink(Link):
     Attributes:
         costs: what rounds cost with it.
         max_tree_nodes: most tokens of a block that is a tree; 0 where it takes chains alone.
+        hidden_size, layers: of the features that it shows; 0 where it shows none.
 
     Args:
         vocabulary: of the orchestrator's tokenizer.
@@ -75,6 +77,7 @@ class TargetLink(Link):
         self._verify_timeout = verify_timeout
         self.costs = TargetCosts()
         self.max_tree_nodes = 0
+        self.hidden_size = self.layers = 0
         self._batcher = Batcher(self._send, self.costs, waited=batched)
         self._releases: set[asyncio.Task[None]] = set()
         self._verifying: dict[str, asyncio.Future[None]] = {}
@@ -97,6 +100,10 @@ class TargetLink(Link):
         finally:
             del self._verifying[item.session_id]
             answered.set_result(None)
+
+    def shows(self, feeding: Feeding) -> bool:
+        """Whether it has such features."""
+        return self.hidden_size == feeding.hidden_size and max(feeding.layers) <= self.layers
 
     @property
     def queued(self) -> tuple[int, int]:
@@ -184,6 +191,7 @@ class TargetLink(Link):
         if isinstance(info, target_pb2.TargetServiceGetInfoResponse):
             self._batcher.max_positions = info.token_budget
             self.max_tree_nodes = info.max_tree_nodes
+            self.hidden_size, self.layers = info.hidden_size, info.layers
 
     async def _serve_connection(self) -> None:
         request = health_pb2.HealthCheckRequest()

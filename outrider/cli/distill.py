@@ -24,6 +24,7 @@ class Kind(StrEnum):
 
     model = "model"
     exit = "exit"
+    medusa = "medusa"
 
     @property
     def layers(self) -> int:
@@ -44,11 +45,13 @@ def distill(
         Path | None, typer.Option(help="Directory for texts and checkpoints; DIR/work without it.", metavar="DIR")
     ] = None,
     kind: Annotated[
-        Kind, typer.Option(help="model: a draft of its own layers; exit: the target's first, and an exit.")
+        Kind,
+        typer.Option(help="model: a draft of its own layers; exit: the target's first, and an exit; medusa: heads."),
     ] = (Kind.model),
     layers: Annotated[
         int, typer.Option(min=0, help="Layers that learn, to begin with the target's; 0: 2, or 1 in an exit.")
     ] = 0,
+    heads: Annotated[int, typer.Option(min=1, max=16, help="Medusa heads.")] = 4,
     exit_layers: Annotated[int, typer.Option(min=0, help="Layers of the target that run before the exit.")] = 0,
     kept: Annotated[int, typer.Option(min=2, help="Tokens that the draft can propose, the most frequent.")] = 8192,
     own_head: Annotated[bool, typer.Option(help="Whether the draft's head learns and is stored with it.")] = True,
@@ -89,6 +92,7 @@ def distill(
         options = DistillOptions(
             layers=layers or kind.layers,
             exit_layers=exit_layers,
+            heads=heads if kind is Kind.medusa else 0,
             kept=kept,
             own_head=own_head,
             begin_with=begin_with,

@@ -42,6 +42,7 @@ class SystemOptions:
         proposers: what the draft worker offers; the first is its default.
         early_exit_layers: layers of the early exit.
         early_exit: directory of a trained exit, which runs instead.
+        medusa: directory of the target's Medusa heads.
         ahead_blocks: blocks that the draft worker drafts ahead; 0 on one machine, where it would take from the target.
         target_threads, draft_threads: CPU threads of the models; 0 takes `fair_threads`.
         host, port: where the orchestrator listens; port 0 chooses a free one.
@@ -55,6 +56,7 @@ class SystemOptions:
     proposers: tuple[str, ...] = ("model",)
     early_exit_layers: int = 0
     early_exit: str = ""
+    medusa: str = ""
     ahead_blocks: int = 0
     dtype: str = ""
     device: str = ""
@@ -177,7 +179,7 @@ def _draft(options: SystemOptions) -> Command:
     # The client's own prediction costs the worker nothing to offer.
     offered = dict.fromkeys((*options.proposers, ProposerName.prediction.value))
     flags |= {"proposers": ",".join(offered), "early-exit-layers": options.early_exit_layers}
-    flags |= {"early-exit": options.early_exit}
+    flags |= {"early-exit": options.early_exit, "medusa": options.medusa}
     flags |= {"ahead-blocks": str(options.ahead_blocks)}
     flags |= {"target-model": options.target}  # a distilled draft shares its embeddings
     return _service("draft", "draft_service", flags)

@@ -17,6 +17,7 @@ from outrider.cli.options import (
     LogLevel,
     Lookahead,
     MeasureThreads,
+    Medusa,
     ProposerName,
     Threads,
 )
@@ -51,6 +52,7 @@ def up(
     ] = None,
     early_exit_layers: EarlyExitLayers = 0,
     early_exit: EarlyExit = "",
+    medusa: Medusa = "",
     ahead_blocks: Annotated[
         int, typer.Option(min=0, max=8, help="Blocks drafted ahead; takes cores from the target on one machine.")
     ] = 0,
@@ -82,6 +84,7 @@ def up(
         proposers=proposers,
         early_exit_layers=early_exit_layers,
         early_exit=early_exit,
+        medusa=medusa,
         ahead_blocks=ahead_blocks,
         dtype=dtype,
         device=device,

@@ -11,9 +11,9 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from outrider.distill.batches import Batcher
+from outrider.distill.batches import Batch, Batcher
 from outrider.distill.shard import ScoredText
-from outrider.distill.student import Student
+from outrider.distill.student import Learner
 
 _TEXTS_AT_ONCE = 16
 
@@ -49,7 +49,7 @@ class Acceptance:
 
 
 @torch.inference_mode()
-def measure(student: Student, batcher: Batcher, texts: Sequence[ScoredText], limit: int, lookahead: int) -> Acceptance:
+def measure(student: Learner, batcher: Batcher, texts: Sequence[ScoredText], limit: int, lookahead: int) -> Acceptance:
     """Drafts through the last run of laws of each text (its answer), at most `limit` of its tokens."""
     drafted, accepted = np.zeros(lookahead, np.int64), np.zeros(lookahead, np.int64)
     passes = tokens = 0
@@ -57,15 +57,15 @@ def measure(student: Student, batcher: Batcher, texts: Sequence[ScoredText], lim
     for start in range(0, len(texts), _TEXTS_AT_ONCE):
         some = texts[start : start + _TEXTS_AT_ONCE]
         batch = batcher.batch(some)
-        law = student(batch.tokens, batch.wanted).float().softmax(1)
-        right = ((law.argmax(1) == batch.columns[:, 0]) & (batch.probs[:, 0] > 0)).cpu().numpy()
-        common = torch.minimum(law.gather(1, batch.columns), batch.probs).sum(1).cpu().numpy()
+        laws = [rows.float().softmax(1) for rows in student.said(batch)]
+        right = np.stack([_right(law, batch) for law in laws])
+        common = torch.minimum(laws[0].gather(1, batch.columns), batch.probs).sum(1).cpu().numpy()
         ends = np.cumsum([int(text.scored.sum()) for text in some])
         for text, end in zip(some, ends, strict=True):
             first = end - _answer_length(text)
             span = slice(first, min(end, first + limit))
             overlaps += common[span].tolist()
-            for length in rounds_of(right[span], lookahead):
+            for length in rounds_of(right[:, span], lookahead):
                 passes, tokens = passes + 1, tokens + length + 1
                 drafted[: min(length + 1, lookahead)] += 1
                 accepted[:length] += 1
@@ -78,11 +78,22 @@ def _answer_length(text: ScoredText) -> int:
     return len(text.tokens) - 1 - (int(gaps[-1]) + 1 if len(gaps) else 0)
 
 
+def _right(law: torch.Tensor, batch: Batch) -> npt.NDArray[np.bool_]:
+    """[laws] whether what it says first is what the target says first."""
+    same: npt.NDArray[np.bool_] = ((law.argmax(1) == batch.columns[:, 0]) & (batch.probs[:, 0] > 0)).cpu().numpy()
+    return same
+
+
 def rounds_of(right: npt.NDArray[np.bool_], lookahead: int) -> list[int]:
-    """Accepted tokens of each round through a text; a last round that the text's end cuts short is left out."""
+    """Accepted tokens of each round through a text; a last round that the text's end cuts short is left out.
+
+    Args:
+        right: [places, n] whether what is said of token i is right, at each place of a block, the last for all beyond.
+    """
     rounds, at = [], 0
-    while at + lookahead < len(right):
-        wrong = np.flatnonzero(~right[at : at + lookahead])
+    places = np.minimum(np.arange(lookahead), len(right) - 1)
+    while at + lookahead < right.shape[1]:
+        wrong = np.flatnonzero(~right[places, at + np.arange(lookahead)])
         rounds.append(int(wrong[0]) if len(wrong) else lookahead)
         at += rounds[-1] + 1
     return rounds

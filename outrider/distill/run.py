@@ -10,7 +10,8 @@ import torch
 from outrider.distill.acceptance import Acceptance, measure
 from outrider.distill.batches import Batcher
 from outrider.distill.corpus import Corpus, CorpusOptions, most_frequent
-from outrider.distill.student import Student
+from outrider.distill.medusa import MedusaStudent
+from outrider.distill.student import Learner, Student
 from outrider.distill.target import Target
 from outrider.distill.training import TrainingOptions, train
 from outrider.lm.distilled import DistilledDraft
@@ -25,6 +26,7 @@ class DistillOptions:
 
     Attributes:
         layers: of the draft's own.
+        heads: Medusa heads instead of a draft of layers; 0 makes that one.
         exit_layers: layers of the target that it runs before them and that do not learn; 0 but for a trained exit.
         kept: tokens that it can propose, the most frequent ones.
         own_head: whether its head learns and is stored; if not, it is made of the target's rows.
@@ -38,6 +40,7 @@ class DistillOptions:
 
     layers: int = 2
     exit_layers: int = 0
+    heads: int = 0
     kept: int = 8192
     own_head: bool = True
     begin_with: Path | None = None
@@ -86,7 +89,11 @@ def distill(target_name: str, directory: Path, work: Path, options: DistillOptio
     texts, held_out = corpus.texts(), corpus.held_out()
     torch.set_num_threads(options.threads)
     torch.manual_seed(options.training.seed)
-    if begun is None:
+    student: Learner
+    if options.heads:
+        kept = torch.from_numpy(most_frequent(texts, vocabulary.size, options.kept))
+        student, training = MedusaStudent(source, options.heads, kept, device), options.training
+    elif begun is None:
         kept = torch.from_numpy(most_frequent(texts, vocabulary.size, options.kept))
         student = Student(source, depth, kept, device, options.own_head, options.exit_layers)
         training = options.training
@@ -96,7 +103,9 @@ def distill(target_name: str, directory: Path, work: Path, options: DistillOptio
     batcher = Batcher(kept, vocabulary.size, device)
 
     def measured() -> Acceptance:
-        return measure(student, batcher, held_out, options.report_tokens, options.lookahead)
+        # Beyond the last head there is nothing to be accepted.
+        lookahead = min(options.lookahead, options.heads or options.lookahead)
+        return measure(student, batcher, held_out, options.report_tokens, lookahead)
 
     before = measured()
     train(
@@ -108,7 +117,10 @@ def distill(target_name: str, directory: Path, work: Path, options: DistillOptio
         lambda done, total, loss: progress("training", done, total, f"loss {loss:.3f}"),
     )
     report = Report(before, measured())
-    student.draft(source, vocabulary.fingerprint).save(directory)
+    if isinstance(student, MedusaStudent):
+        student.weights().save(directory, source.portable_name)
+    elif isinstance(student, Student):
+        student.draft(source, vocabulary.fingerprint).save(directory)
     (directory / REPORT_FILE).write_text(json.dumps(asdict(report), indent=2) + "\n")
     return report
 

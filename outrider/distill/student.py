@@ -1,11 +1,13 @@
 """The draft while it learns: the target's first layers with a head of few rows. Of an exit the first ones stay as they
 are."""
 
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, Protocol
 
 import torch
 from torch import nn
 
+from outrider.distill.batches import Batch
 from outrider.lm.checkpoint import load_config, load_weights
 from outrider.lm.decoder import Decoder
 from outrider.lm.distilled import DistilledDraft, reduced
@@ -16,6 +18,20 @@ from outrider.lm.source import ModelSource
 # The final norm is made for the last layer's output. After the first ones its logits are far too sure; what is learned
 # at first is to say less.
 _NORM_SCALE = 0.3
+
+
+class Learner(Protocol):
+    """What training and measuring need."""
+
+    @property
+    def learned(self) -> nn.Module:
+        """The modules that change."""
+
+    def loss(self, batch: Batch, weights: torch.Tensor) -> torch.Tensor:
+        """A scalar; `weights` [laws, k] of each law's tokens."""
+
+    def said(self, batch: Batch) -> Sequence[torch.Tensor]:
+        """What it says at each law, [laws, kept], for each place in a block; the last for all places beyond."""
 
 
 class Student(nn.Module):
@@ -70,6 +86,16 @@ class Student(nn.Module):
         hidden = self._body(input_ids=tokens, use_cache=False).last_hidden_state
         logits: torch.Tensor = self._head(hidden[wanted])
         return logits
+
+    def loss(self, batch: Batch, weights: torch.Tensor) -> torch.Tensor:
+        """A scalar; `weights` [laws, k] of each law's tokens."""
+        logits = self(batch.tokens, batch.wanted)
+        loss: torch.Tensor = SoftTargets.apply(logits, batch.columns, weights)  # type: ignore[no-untyped-call]
+        return loss
+
+    def said(self, batch: Batch) -> Sequence[torch.Tensor]:
+        """What it says at each law, [laws, kept], at whatever place of a block: one element."""
+        return [self(batch.tokens, batch.wanted)]
 
     def draft(self, target: ModelSource, vocab_fingerprint: str) -> DistilledDraft:
         """What is served, in bfloat16."""

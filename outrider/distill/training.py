@@ -15,7 +15,7 @@ import torch
 
 from outrider.distill.batches import Batch, Batcher, plan
 from outrider.distill.shard import ScoredText
-from outrider.distill.student import SoftTargets, Student
+from outrider.distill.student import Learner
 from outrider.lm.engine import ModelRefused
 
 _BETAS = (0.9, 0.98)
@@ -54,7 +54,7 @@ Progress = Callable[[int, int, float], None]
 
 
 def train(
-    student: Student,
+    student: Learner,
     batcher: Batcher,
     texts: Sequence[ScoredText],
     options: TrainingOptions,
@@ -85,13 +85,12 @@ def train(
 
 
 def _step(
-    student: Student, optimizer: torch.optim.Optimizer, batch: Batch, rate: float, options: TrainingOptions
+    student: Learner, optimizer: torch.optim.Optimizer, batch: Batch, rate: float, options: TrainingOptions
 ) -> float:
     weights = batch.probs / batch.probs.sum(1, keepdim=True).clamp_min(_LEAST_MASS) * (1 - options.greedy_weight)
     weights[:, 0] += options.greedy_weight * (batch.probs[:, 0] > 0)
     with torch.autocast(batch.tokens.device.type, torch.bfloat16, enabled=_fast_bfloat16(batch.tokens.device)):
-        logits = student(batch.tokens, batch.wanted)
-    loss: torch.Tensor = SoftTargets.apply(logits, batch.columns, weights / len(weights))  # type: ignore[no-untyped-call]
+        loss = student.loss(batch, weights / len(weights))
     loss.backward()  # type: ignore[no-untyped-call]
     torch.nn.utils.clip_grad_norm_(student.learned.parameters(), _CLIP)
     for group in optimizer.param_groups:
@@ -112,7 +111,7 @@ def _fast_bfloat16(device: torch.device) -> bool:
 
 
 def _save(
-    path: Path, identity: dict[str, object], student: Student, optimizer: torch.optim.Optimizer, step: int, mean: float
+    path: Path, identity: dict[str, object], student: Learner, optimizer: torch.optim.Optimizer, step: int, mean: float
 ) -> None:
     part = path.with_suffix(".part")
     state = {"student": student.learned.state_dict(), "optimizer": optimizer.state_dict()}
@@ -121,7 +120,7 @@ def _save(
 
 
 def _restore(
-    path: Path, identity: dict[str, object], student: Student, optimizer: torch.optim.Optimizer
+    path: Path, identity: dict[str, object], student: Learner, optimizer: torch.optim.Optimizer
 ) -> tuple[int, float]:
     """(steps done, mean loss)"""
     if not path.exists():

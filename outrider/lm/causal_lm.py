@@ -1,7 +1,8 @@
 """The engine: a transformers causal language model over paged KV, one ragged forward for many sequences."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -11,11 +12,25 @@ from outrider.law.sparse import Int32Array
 from outrider.lm.attention import Paged, PagedPass, serving
 from outrider.lm.branches import Branches, grown
 from outrider.lm.engine import EngineInfo, OutOfPages, Segment
+from outrider.lm.features import Hidden, Tap
 from outrider.lm.kv import PagedSequence, PagePool
 from outrider.lm.kv_storage import KvStorage
 from outrider.lm.ragged import Piece, RaggedBatch
 
-Run = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, Paged], torch.Tensor]
+
+class Run(Protocol):
+    """A model's pass."""
+
+    def __call__(
+        self,
+        tokens: torch.Tensor,
+        positions: torch.Tensor,
+        wanted: torch.Tensor,
+        paged: Paged,
+        hidden: Hidden | None = None,
+        /,
+    ) -> torch.Tensor:
+        """tokens [n], positions [n], wanted rows [m], all int64, to logits [m, head rows]; `hidden` sees the states."""
 
 
 @dataclass(frozen=True)
@@ -26,13 +41,14 @@ class _Work:
     tokens: Int32Array
     rows: int
     branches: Branches | None
+    tap: Tap | None
 
 
 class CausalLm:
     """An Engine. Not thread-safe: one thread owns it.
 
     Args:
-        run: the model's pass: tokens [n], positions [n], wanted rows [m], all int64, to logits [m, head rows].
+        run: the model's pass.
     """
 
     def __init__(self, run: Run, device: torch.device, info: EngineInfo, pool: PagePool, storage: KvStorage) -> None:
@@ -93,7 +109,10 @@ class CausalLm:
         end = sequence.length + len(tokens) if branches is None else 1 + int(branches.positions.max())
         if end > self._info.context_length:
             raise ValueError(f"{end} tokens exceed the context of {self._info.context_length}")
-        return _Work(sequence, tokens, segment.rows, branches)
+        tap = segment.tap
+        if tap is not None and not all(0 <= layer <= self._info.layers for layer in tap.layers):
+            raise ValueError(f"features of {tap.layers} wanted, there are 0 to {self._info.layers}")
+        return _Work(sequence, tokens, segment.rows, branches, tap)
 
     def _reserve(self, work: list[_Work]) -> None:
         missing = sum(it.sequence.missing(len(it.tokens)) for it in work)
@@ -118,12 +137,17 @@ class CausalLm:
         )
         batch = RaggedBatch(self._pieces(work), self._storage.null_page, self._pool.page_size, self._device)
         tokens = torch.from_numpy(np.concatenate([it.tokens for it in work]).astype(np.int64)).to(self._device)
+        layers = {layer for it in work if it.tap is not None for layer in it.tap.layers}
+        hidden = Hidden(layers, self._info.layers) if layers else None
         logits = self._run(
             tokens,
             batch.positions,
             torch.from_numpy(wanted).to(self._device),
             PagedPass(self._storage, batch),
+            hidden,
         )
+        if hidden is not None:
+            _tap(work, hidden)
         return logits[:, : self._info.vocab_size]
 
     def _pieces(self, work: list[_Work]) -> list[Piece]:
@@ -142,6 +166,15 @@ class CausalLm:
                 it.sequence.withdraw()
 
 
+def _tap(work: list[_Work], hidden: Hidden) -> None:
+    """Gives each of the work its features, before its sequence grows."""
+    end = 0
+    for it in work:
+        start, end = end, end + len(it.tokens)
+        if it.tap is not None:
+            it.tap.take(it.sequence.length, hidden.of(it.tap.layers)[start:end])
+
+
 def _branches(sequence: PagedSequence, segment: Segment) -> Branches | None:
     """The tree that the sequence holds with the segment; None for a chain."""
     length, count, parents = sequence.length, len(segment.tokens), segment.parents
@@ -155,10 +188,24 @@ def _branches(sequence: PagedSequence, segment: Segment) -> Branches | None:
 
 
 def run_model(
-    model: PreTrainedModel, tokens: torch.Tensor, positions: torch.Tensor, wanted: torch.Tensor, paged: Paged
+    model: PreTrainedModel,
+    tokens: torch.Tensor,
+    positions: torch.Tensor,
+    wanted: torch.Tensor,
+    paged: Paged,
+    hidden: Hidden | None = None,
 ) -> torch.Tensor:
     """One pass over tokens [n] at positions [n], both int64: the logits [m, head rows] of the rows `wanted` [m]."""
     with serving(paged):
-        output = model(input_ids=tokens[None], position_ids=positions[None], use_cache=False, logits_to_keep=wanted)
+        output = model(
+            input_ids=tokens[None],
+            position_ids=positions[None],
+            use_cache=False,
+            logits_to_keep=wanted,
+            output_hidden_states=hidden is not None,
+        )
+    if hidden is not None:
+        for layer, states in enumerate(output.hidden_states):
+            hidden.see(layer, states[0])
     logits: torch.Tensor = output.logits[0]
     return logits

@@ -1,6 +1,7 @@
 """The engine that a worker's settings ask for."""
 
 import logging
+from dataclasses import replace
 
 from outrider.config import WorkerConfig
 from outrider.lm.engine import Engine
@@ -16,17 +17,20 @@ def configured_engine(config: WorkerConfig, *, layers: int = 0, target: str = ""
     `layers`: early exit after the first so many. `target`: MODEL whose embeddings a distilled draft takes.
     Raises ModelRefused.
     """
-    options = EngineOptions(
+    options = replace(engine_options(config), layers=layers, target=target)
+    return load_engine(config.model, options, log_progress())
+
+
+def engine_options(config: WorkerConfig) -> EngineOptions:
+    """How a worker serves its model."""
+    return EngineOptions(
         dtype=config.dtype,
         device=config.device,
         threads=config.threads,
         kv_pages=config.kv_pages,
         page_size=config.page_size,
         context_length=config.context_length,
-        layers=layers,
-        target=target,
     )
-    return load_engine(config.model, options, log_progress())
 
 
 def log_progress() -> Progress:

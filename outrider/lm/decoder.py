@@ -10,6 +10,7 @@ from transformers import PreTrainedModel
 from outrider.lm.attention import Paged, Recording, serving
 from outrider.lm.causal_lm import Run, run_model
 from outrider.lm.engine import ModelRefused
+from outrider.lm.features import Hidden
 
 _TOLERANCE = 1e-2
 
@@ -44,7 +45,15 @@ def layer_by_layer(model: PreTrainedModel) -> Run:
     body: Any = model.base_model
     head: Any = model.get_output_embeddings()  # type: ignore[no-untyped-call]
 
-    def run(tokens: torch.Tensor, positions: torch.Tensor, wanted: torch.Tensor, paged: Paged) -> torch.Tensor:
+    def run(
+        tokens: torch.Tensor,
+        positions: torch.Tensor,
+        wanted: torch.Tensor,
+        paged: Paged,
+        shown: Hidden | None = None,
+    ) -> torch.Tensor:
+        if shown is not None:
+            raise ValueError("a draft shows no features")
         with serving(paged):
             hidden = body.embed_tokens(tokens[None])
             rotations = body.rotary_emb(hidden, positions[None])

@@ -10,6 +10,7 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from outrider.law.sparse import Int32Array
+from outrider.lm.features import FeatureWindow, Feeding, Tap
 
 
 class OutOfPages(Exception):
@@ -34,6 +35,8 @@ class EngineInfo:
         vocab_fingerprint: SHA-256 hex over the (id, token) pairs.
         token_hashes: [vocab_size] uint32 little-endian bytes, CRC-32 of each token's text.
         tokenizer: what spells the tokens; None where the vocabulary is bare ids.
+        hidden_size, layers: of its features (features.py); 0 where it shows none.
+        feeding: what it wants to be fed with; None where nothing.
     """
 
     model_id: str
@@ -45,6 +48,9 @@ class EngineInfo:
     vocab_fingerprint: str
     token_hashes: bytes = field(repr=False, default=b"")
     tokenizer: PreTrainedTokenizerBase | None = field(repr=False, compare=False, default=None)
+    hidden_size: int = 0
+    layers: int = 0
+    feeding: Feeding | None = None
 
 
 class SequenceState(Protocol):
@@ -81,12 +87,16 @@ class Segment:
         rows: how many of the last places need logits, 0 <= rows <= n.
         parents: [n] the place of the entry that each token follows; None where each follows the one before it. With
             others the sequence holds a tree until `keep` or `truncate` makes it a chain again.
+        tap: gets the features of its tokens; None where nobody wants any.
+        fed: the target's features of the tokens before the last committed one, for an engine that wants them.
     """
 
     sequence: SequenceState
     tokens: Int32Array
     rows: int
     parents: npt.NDArray[np.integer] | None = None
+    tap: Tap | None = None
+    fed: FeatureWindow | None = None
 
 
 class Engine(Protocol):
@@ -105,7 +115,7 @@ class Engine(Protocol):
 
         Returns one [rows, vocab_size] tensor per segment, in the model's dtype, on the model's device: raw logits,
         cut to the real vocabulary, row i scoring what follows the token at that place.
-        Raises OutOfPages before anything changed.
+        Raises OutOfPages before anything changed, and so ValueError where a tap wants features that there are none of.
         """
 
     def pages(self) -> tuple[int, int]:

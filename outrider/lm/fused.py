@@ -17,6 +17,7 @@ from transformers.models.qwen2.modeling_qwen2 import Qwen2DecoderLayer
 from transformers.models.qwen3.modeling_qwen3 import Qwen3DecoderLayer
 
 from outrider.lm.attention import LayerCall, Paged, PagedPass
+from outrider.lm.features import Hidden
 from outrider.lm.kernels import kernels
 from outrider.lm.kv_storage import LayerShape
 from outrider.lm.packed import KernelLinear, pack_linear, pack_linears
@@ -145,19 +146,41 @@ class FusedDecoder:
         return FusedDecoder(model, shapes, pack=pack)
 
     def __call__(
-        self, tokens: torch.Tensor, positions: torch.Tensor, wanted: torch.Tensor, paged: Paged
+        self,
+        tokens: torch.Tensor,
+        positions: torch.Tensor,
+        wanted: torch.Tensor,
+        paged: Paged,
+        shown: Hidden | None = None,
     ) -> torch.Tensor:
         """As `run_model`."""
         hidden = self.embeddings(tokens)
         cos, sin = (it[0] for it in self.rotary(hidden, positions[None]))
-        if self._stack and isinstance(paged, PagedPass) and paged.suits(0, self.layers[0].dim):
-            hidden = self._at_once(self._stack, hidden, cos, sin, paged)
-        else:
-            cos, sin = self.layers[0].rotations(cos[:, None], sin[:, None])
-            for layer in self.layers:
-                hidden = layer.run(hidden, cos, sin, paged)
-        logits: torch.Tensor = self.head(self.norm(hidden[wanted]))
+        if shown is not None:
+            shown.see(0, hidden)
+        hidden = self._through(hidden, cos, sin, paged, shown)
+        logits: torch.Tensor
+        if shown is None:
+            logits = self.head(self.norm(hidden[wanted]))
+            return logits
+        normed = self.norm(hidden)
+        shown.see(shown.last, normed)
+        logits = self.head(normed[wanted])
         return logits
+
+    def _through(
+        self, hidden: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, paged: Paged, shown: Hidden | None
+    ) -> torch.Tensor:
+        """What the last layer says. Where states between layers are wanted, no kernel goes through all of them."""
+        between = shown is not None and any(0 < layer < shown.last for layer in shown.layers)
+        if self._stack and not between and isinstance(paged, PagedPass) and paged.suits(0, self.layers[0].dim):
+            return self._at_once(self._stack, hidden, cos, sin, paged)
+        cos, sin = self.layers[0].rotations(cos[:, None], sin[:, None])
+        for index, layer in enumerate(self.layers, 1):
+            hidden = layer.run(hidden, cos, sin, paged)
+            if shown is not None and index < shown.last:
+                shown.see(index, hidden)
+        return hidden
 
     def _at_once(
         self, stack: "Stack", hidden: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, paged: PagedPass

@@ -102,7 +102,7 @@ def load_engine(model: str, options: EngineOptions = EngineOptions(), progress: 
         return SyntheticEngine(SyntheticSpec.parse(source.location), source.name)
     if options.threads:
         torch.set_num_threads(options.threads)
-    device = _device(options.device)
+    device = device_named(options.device)
     report(0.0, "reading the configuration")
     with refusing(source.name), gguf_read_once(), quiet(lambda part, what: report(0.05 + 0.75 * part, what)):
         model_with_weights, vocabulary = load_model(source, options, device)
@@ -162,7 +162,7 @@ def _assemble(
     held = pages * options.page_size
     if held < context:
         _log.warning("%d KV pages hold %d tokens: the context length is cut from %d to that", pages, held, context)
-    size = min(vocabulary.size, head_rows)
+    size, config = min(vocabulary.size, head_rows), model.config.get_text_config(decoder=True)
     info = EngineInfo(
         model_id=name,
         vocab_size=size,
@@ -173,6 +173,8 @@ def _assemble(
         vocab_fingerprint=vocabulary.fingerprint,
         token_hashes=vocabulary.token_hashes[: 4 * size],
         tokenizer=vocabulary.tokenizer,
+        hidden_size=0 if isinstance(model.get_output_embeddings(), ReducedHead) else config.hidden_size,  # type: ignore[no-untyped-call]
+        layers=config.num_hidden_layers,
     )
     storage = KvStorage(layers, pages, options.page_size, model.device)
     return CausalLm(run, model.device, info, PagePool(pages, options.page_size), storage)
@@ -233,7 +235,8 @@ def _never_decreasing(progress: Progress) -> Progress:
     return report
 
 
-def _device(name: str) -> torch.device:
+def device_named(name: str) -> torch.device:
+    """Where a model goes. Raises ModelRefused."""
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:

@@ -9,6 +9,7 @@ import torch
 from opentelemetry.trace import SpanContext
 
 from outrider.lm.engine import Engine, OutOfPages, Segment
+from outrider.lm.features import Tap
 from outrider.lm.session_cache import Session, SessionCache
 
 # The part of the budget kept for prompts while decoding alone would fill it: one in this many positions.
@@ -53,6 +54,7 @@ class Work:
         batch_positions: positions in the last of these passes.
         traceparent: of the round; empty where it is not traced.
         traced: the passes, where it is.
+        tap: gets the features that are wanted beside the rows; None where none are.
     """
 
     session: "Session[Any]"
@@ -68,6 +70,7 @@ class Work:
     batch_positions: int = 0
     traceparent: str = ""
     traced: list[Pass] = field(default_factory=list, repr=False)
+    tap: Tap | None = None
 
     @property
     def remaining(self) -> int:
@@ -78,6 +81,14 @@ class Work:
         """Gives the state back; the work begins anew."""
         self.session.free_state()
         self.rows.clear()
+        if self.tap is not None:
+            self.tap.clear()
+
+    @property
+    def first_needed(self) -> int:
+        """Position of the first token that has to be computed for it, whatever state there is."""
+        first = min(self.first_row, self.goal - 1)
+        return first if self.tap is None else min(first, self.tap.first)
 
 
 @dataclass
@@ -208,11 +219,12 @@ class PassRunner:
         work, session = piece.work, piece.work.session
         if session.sequence is None:
             # Up to the first row that is wanted: the engine may know everything before it from other sessions.
-            tokens = session.tokens[: min(work.first_row + 1, work.goal, session.straight)].copy()
+            tokens = session.tokens[: min(work.first_needed + 1, session.straight)].copy()
             session.sequence = self._engine.open(tokens)
             if self._counts is not None:
                 self._counts.opened(len(tokens), session.sequence.length)
         start = session.cached
         stop = min(start + piece.positions, work.goal)
         rows = stop - max(start, min(work.first_row, stop))
-        return Segment(session.sequence, session.tokens[start:stop].copy(), rows, session.parents(start, stop))
+        new, parents = session.tokens[start:stop].copy(), session.parents(start, stop)
+        return Segment(session.sequence, new, rows, parents, work.tap, session.features)

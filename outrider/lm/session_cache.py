@@ -12,6 +12,7 @@ from outrider.law.params import SeededLaw
 from outrider.law.sparse import Int32Array
 from outrider.lm.branches import Branches, grown
 from outrider.lm.engine import SequenceState
+from outrider.lm.features import FeatureWindow
 from outrider.lm.grammars import SessionGrammar
 from outrider.net.arrays import PrefixHash
 from outrider.net.errors import OutriderError
@@ -35,6 +36,7 @@ class Session(Generic[Key]):
         used_at: monotonic seconds of the last use.
         law: what the session was opened with, where its worker needs that; None otherwise.
         grammar: where the session stands in its language; None when the law has none.
+        features: of the target, where what makes its blocks is fed with them; None otherwise.
         branches: the tree that `tokens` ends in; None for a chain.
     """
 
@@ -44,6 +46,7 @@ class Session(Generic[Key]):
         self.used_at = time.monotonic()
         self.law: SeededLaw | None = None
         self.grammar: SessionGrammar | None = None
+        self.features: FeatureWindow | None = None
         self.branches: Branches | None = None
         self._buffer = np.empty(64, np.int32)
         self._length = 0
@@ -100,6 +103,10 @@ class Session(Generic[Key]):
         if base_length > self.straight or _common(self._buffer[start:base_length], tail) < len(tail):
             return False
         return start == 0 or self._hash_at(start) == prefix_hash
+
+    def recompute(self, start: int) -> None:
+        """Leaves the tokens from `start` on to be computed again."""
+        self._truncate_state(start)
 
     def cut(self, length: int) -> None:
         """Forgets everything after the first `length` tokens, of which there are at least so many; the last is left to

@@ -70,6 +70,10 @@ class TokenSequence:
         self.truncate(self.branches.trunk)
         self.append(kept)
 
+    def position_of(self, place: int) -> int:
+        """Where the entry at a place stands in its text."""
+        return place if self.branches is None else int(self.branches.positions_of(np.array([place]))[0])
+
     def text_before(self, place: int, count: int) -> list[int]:
         """The last `count` tokens of the text that ends with the entry at a place; fewer where it begins sooner."""
         text: list[int] = []

@@ -143,6 +143,26 @@ def logits_from_message(message: target_pb2.LogitsRows, rows: int) -> torch.Tens
     return flat.view(rows, message.vocab_size).float()
 
 
+def features_message(states: torch.Tensor, start: int) -> types_pb2.Features:
+    """[n, width] bfloat16, of the tokens from position `start` on."""
+    data = states.contiguous().view(torch.uint8).numpy().tobytes()
+    return types_pb2.Features(states=data, start=start)
+
+
+def features_from_message(message: types_pb2.Features, width: int) -> torch.Tensor:
+    """[n, width] bfloat16. Raises ArrayError when the size is no multiple of a token's, or a state is not finite."""
+    if width <= 0 or len(message.states) % (2 * width):
+        raise ArrayError(f"features.states has {len(message.states)} bytes, {width} elements a token")
+    states = (
+        torch.frombuffer(bytearray(message.states), dtype=torch.bfloat16).view(-1, width) if message.states else None
+    )
+    if states is None:
+        return torch.empty(0, width, dtype=torch.bfloat16)
+    if not bool(states.isfinite().all()):
+        raise ArrayError("features.states holds a number that is not finite")
+    return states
+
+
 def support_message(rows: SupportRows) -> target_pb2.SupportRows:
     """The rows of one block."""
     return target_pb2.SupportRows(

@@ -8,6 +8,9 @@ MAX_LAW_TOP = 1_024
 DEFAULT_LAW_TOP = 32
 # Characters of a session's name.
 MAX_SESSION_ID = 128
+# Layers whose features one item asks for, and the bytes that they take.
+MAX_FEATURE_LAYERS = 4
+MAX_FEATURE_BYTES = 8 << 20
 # Commands, and events, of one message of the draft stream.
 MAX_COMMANDS = 1_024
 # Bytes of an event beside its laws.

@@ -37,6 +37,8 @@ class _ProposerEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Proposer.Val
     """Copies what followed the last tokens where they stood before in prompt or output."""
     PROPOSER_PREDICTION: _Proposer.ValueType  # 4
     """Copies the text that the client expects, from where the output has got to in it."""
+    PROPOSER_MEDUSA: _Proposer.ValueType  # 8
+    """Heads on the target's last hidden state, one for each position of the block (Medusa)."""
 
 class Proposer(_Proposer, metaclass=_ProposerEnumTypeWrapper):
     """What makes blocks."""
@@ -51,6 +53,8 @@ PROPOSER_PROMPT_LOOKUP: Proposer.ValueType  # 3
 """Copies what followed the last tokens where they stood before in prompt or output."""
 PROPOSER_PREDICTION: Proposer.ValueType  # 4
 """Copies the text that the client expects, from where the output has got to in it."""
+PROPOSER_MEDUSA: Proposer.ValueType  # 8
+"""Heads on the target's last hidden state, one for each position of the block (Medusa)."""
 Global___Proposer: _TypeAlias = Proposer  # noqa: Y015
 
 @_typing.final
@@ -142,6 +146,7 @@ class Open(_message.Message):
     OMIT_LAW_FIELD_NUMBER: _builtins.int
     PREDICTION_FIELD_NUMBER: _builtins.int
     MAX_NODES_FIELD_NUMBER: _builtins.int
+    FEATURES_FIELD_NUMBER: _builtins.int
     tokens: _builtins.bytes
     """All committed tokens. int32[base_length], at least 1."""
     proposer: Global___Proposer.ValueType
@@ -164,6 +169,12 @@ class Open(_message.Message):
     def law(self) -> _types_pb2.LawSpec:
         """Law of the session; the draft draws from its own model's law under the same parameters."""
 
+    @_builtins.property
+    def features(self) -> _types_pb2.Features:
+        """The target's features of the tokens before the last one, for a proposer that is fed with them: as many of the last as
+        its window holds, ending before base_length - 1. SESSION_NOT_FOUND when they are missing.
+        """
+
     def __init__(
         self,
         *,
@@ -176,10 +187,11 @@ class Open(_message.Message):
         omit_law: _builtins.bool = ...,
         prediction: _builtins.bytes = ...,
         max_nodes: _builtins.int = ...,
+        features: _types_pb2.Features | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["law", b"law"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["features", b"features", "law", b"law"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["coupled", b"coupled", "law", b"law", "law_top", b"law_top", "lookahead", b"lookahead", "max_nodes", b"max_nodes", "omit_law", b"omit_law", "prediction", b"prediction", "proposer", b"proposer", "tokens", b"tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["coupled", b"coupled", "features", b"features", "law", b"law", "law_top", b"law_top", "lookahead", b"lookahead", "max_nodes", b"max_nodes", "omit_law", b"omit_law", "prediction", b"prediction", "proposer", b"proposer", "tokens", b"tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -199,6 +211,7 @@ class Advance(_message.Message):
     LOOKAHEAD_FIELD_NUMBER: _builtins.int
     HELD_FIELD_NUMBER: _builtins.int
     MAX_NODES_FIELD_NUMBER: _builtins.int
+    FEATURES_FIELD_NUMBER: _builtins.int
     base_length: _builtins.int
     """Number of committed tokens."""
     tokens: _builtins.bytes
@@ -215,6 +228,12 @@ class Advance(_message.Message):
     """Most tokens of the block where it may be a tree, as in Open. `tokens` of the Advance after a tree begin at the base
     length of that tree or before: which path was accepted is seen from them. Nothing is drafted ahead of trees.
     """
+    @_builtins.property
+    def features(self) -> _types_pb2.Features:
+        """As in Open, of the tokens whose features the worker does not have, ending before base_length - 1; where a gap is left,
+        it forgets what lies before.
+        """
+
     def __init__(
         self,
         *,
@@ -224,10 +243,11 @@ class Advance(_message.Message):
         lookahead: _builtins.int = ...,
         held: _builtins.bool = ...,
         max_nodes: _builtins.int = ...,
+        features: _types_pb2.Features | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["features", b"features"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["base_length", b"base_length", "held", b"held", "lookahead", b"lookahead", "max_nodes", b"max_nodes", "prefix_hash", b"prefix_hash", "tokens", b"tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["base_length", b"base_length", "features", b"features", "held", b"held", "lookahead", b"lookahead", "max_nodes", b"max_nodes", "prefix_hash", b"prefix_hash", "tokens", b"tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -448,6 +468,7 @@ class DraftServiceGetInfoResponse(_message.Message):
     PROPOSERS_FIELD_NUMBER: _builtins.int
     INSTANCE_ID_FIELD_NUMBER: _builtins.int
     VERSION_FIELD_NUMBER: _builtins.int
+    FEEDINGS_FIELD_NUMBER: _builtins.int
     max_lookahead: _builtins.int
     """Longest block that the worker makes."""
     instance_id: _builtins.str
@@ -466,6 +487,10 @@ class DraftServiceGetInfoResponse(_message.Message):
     def proposers(self) -> _containers.RepeatedScalarFieldContainer[Global___Proposer.ValueType]:
         """Proposers on offer; the first is the default."""
 
+    @_builtins.property
+    def feedings(self) -> _containers.RepeatedCompositeFieldContainer[Global___Feeding]:
+        """What proposers want that are fed with the target's features."""
+
     def __init__(
         self,
         *,
@@ -475,11 +500,48 @@ class DraftServiceGetInfoResponse(_message.Message):
         proposers: _abc.Iterable[Global___Proposer.ValueType] | None = ...,
         instance_id: _builtins.str = ...,
         version: _builtins.str = ...,
+        feedings: _abc.Iterable[Global___Feeding] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["load", b"load", "model", b"model"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["instance_id", b"instance_id", "load", b"load", "max_lookahead", b"max_lookahead", "model", b"model", "proposers", b"proposers", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["feedings", b"feedings", "instance_id", b"instance_id", "load", b"load", "max_lookahead", b"max_lookahead", "model", b"model", "proposers", b"proposers", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___DraftServiceGetInfoResponse: _TypeAlias = DraftServiceGetInfoResponse  # noqa: Y015
+
+@_typing.final
+class Feeding(_message.Message):
+    """What a proposer that is fed with the target's features wants."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PROPOSER_FIELD_NUMBER: _builtins.int
+    LAYERS_FIELD_NUMBER: _builtins.int
+    HIDDEN_SIZE_FIELD_NUMBER: _builtins.int
+    WINDOW_FIELD_NUMBER: _builtins.int
+    proposer: Global___Proposer.ValueType
+    """Which one."""
+    hidden_size: _builtins.int
+    """Elements of one layer's features, the target's own hidden size."""
+    window: _builtins.int
+    """Most tokens whose features it looks at, at least 1."""
+    @_builtins.property
+    def layers(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Layers, as in VerifyItem.feature_layers; 1 to 4."""
+
+    def __init__(
+        self,
+        *,
+        proposer: Global___Proposer.ValueType = ...,
+        layers: _abc.Iterable[_builtins.int] | None = ...,
+        hidden_size: _builtins.int = ...,
+        window: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["hidden_size", b"hidden_size", "layers", b"layers", "proposer", b"proposer", "window", b"window"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Feeding: _TypeAlias = Feeding  # noqa: Y015

@@ -26,45 +26,45 @@ from google.rpc import status_pb2 as google_dot_rpc_dot_status__pb2
 from outrider.v1 import types_pb2 as outrider_dot_v1_dot_types__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18outrider/v1/target.proto\x12\x0boutrider.v1\x1a\x17google/rpc/status.proto\x1a\x17outrider/v1/types.proto\"7\n\rVerifyRequest\x12&\n\x05items\x18\x01 \x03(\x0b\x32\x17.outrider.v1.VerifyItem\"\xd1\x02\n\nVerifyItem\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\x12\x13\n\x0b\x62\x61se_length\x18\x03 \x01(\r\x12\x15\n\rprefix_tokens\x18\x04 \x01(\x0c\x12\x13\n\x0bprefix_hash\x18\x05 \x01(\x06\x12\x14\n\x0c\x64raft_tokens\x18\x06 \x01(\x0c\x12*\n\nrow_format\x18\x07 \x01(\x0e\x32\x16.outrider.v1.RowFormat\x12!\n\x03law\x18\x08 \x01(\x0b\x32\x14.outrider.v1.LawSpec\x12\x13\n\x0btraceparent\x18\t \x01(\t\x12\x15\n\rsupport_sizes\x18\n \x01(\x0c\x12\x13\n\x0bsupport_ids\x18\x0b \x01(\x0c\x12\x15\n\x08logprobs\x18\x0c \x01(\rH\x00\x88\x01\x01\x12\x15\n\rdraft_parents\x18\r \x01(\x0c\x42\x0b\n\t_logprobs\"c\n\x0eVerifyResponse\x12*\n\x07results\x18\x01 \x03(\x0b\x32\x19.outrider.v1.VerifyResult\x12%\n\x04load\x18\x02 \x01(\x0b\x32\x17.outrider.v1.WorkerLoad\"\xbd\x02\n\x0cVerifyResult\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12\x13\n\x0b\x62\x61se_length\x18\x02 \x01(\r\x12\"\n\x06status\x18\x03 \x01(\x0b\x32\x12.google.rpc.Status\x12)\n\x06logits\x18\x04 \x01(\x0b\x32\x17.outrider.v1.LogitsRowsH\x00\x12+\n\x07support\x18\x06 \x01(\x0b\x32\x18.outrider.v1.SupportRowsH\x00\x12)\n\x06sample\x18\x07 \x01(\x0b\x32\x17.outrider.v1.SampleRowsH\x00\x12)\n\x06timing\x18\x05 \x01(\x0b\x32\x19.outrider.v1.VerifyTiming\x12*\n\x08logprobs\x18\x08 \x01(\x0b\x32\x18.outrider.v1.LogprobRowsB\x06\n\x04rows\"W\n\nLogitsRows\x12\x0c\n\x04\x64\x61ta\x18\x01 \x01(\x0c\x12\'\n\x05\x64type\x18\x02 \x01(\x0e\x32\x18.outrider.v1.LogitsDtype\x12\x12\n\nvocab_size\x18\x03 \x01(\r\"F\n\x0bSupportRows\x12\r\n\x05probs\x18\x01 \x01(\x0c\x12\x13\n\x0btail_masses\x18\x02 \x01(\x0c\x12\x13\n\x0btail_tokens\x18\x03 \x01(\x0c\"\x1c\n\nSampleRows\x12\x0e\n\x06tokens\x18\x01 \x01(\x0c\"K\n\x0bLogprobRows\x12\x0f\n\x07support\x18\x01 \x01(\x0c\x12\r\n\x05\x64rawn\x18\x02 \x01(\x0c\x12\x0f\n\x07top_ids\x18\x03 \x01(\x0c\x12\x0b\n\x03top\x18\x04 \x01(\x0c\"\x93\x01\n\x0cVerifyTiming\x12\x14\n\x0cqueue_micros\x18\x01 \x01(\x04\x12\x16\n\x0e\x66orward_micros\x18\x02 \x01(\x04\x12\x0e\n\x06passes\x18\x03 \x01(\r\x12\x13\n\x0b\x62\x61tch_items\x18\x04 \x01(\r\x12\x17\n\x0f\x62\x61tch_positions\x18\x05 \x01(\r\x12\x17\n\x0f\x63omputed_tokens\x18\x06 \x01(\r\";\n\x0eReleaseRequest\x12)\n\x08sessions\x18\x01 \x03(\x0b\x32\x17.outrider.v1.SessionRef\"/\n\nSessionRef\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\"\x11\n\x0fReleaseResponse\";\n\x1bTargetServiceGetInfoRequest\x12\x1c\n\x14include_token_hashes\x18\x01 \x01(\x08\"\xd7\x01\n\x1cTargetServiceGetInfoResponse\x12%\n\x05model\x18\x01 \x01(\x0b\x32\x16.outrider.v1.ModelInfo\x12%\n\x04load\x18\x02 \x01(\x0b\x32\x17.outrider.v1.WorkerLoad\x12\x15\n\rmax_lookahead\x18\x03 \x01(\r\x12\x14\n\x0ctoken_budget\x18\x04 \x01(\r\x12\x13\n\x0binstance_id\x18\x05 \x01(\t\x12\x16\n\x0emax_tree_nodes\x18\x06 \x01(\r\x12\x0f\n\x07version\x18\x07 \x01(\t*m\n\tRowFormat\x12\x1a\n\x16ROW_FORMAT_UNSPECIFIED\x10\x00\x12\x15\n\x11ROW_FORMAT_LOGITS\x10\x01\x12\x16\n\x12ROW_FORMAT_SUPPORT\x10\x02\x12\x15\n\x11ROW_FORMAT_SAMPLE\x10\x03*z\n\x0bLogitsDtype\x12\x1c\n\x18LOGITS_DTYPE_UNSPECIFIED\x10\x00\x12\x18\n\x14LOGITS_DTYPE_FLOAT32\x10\x01\x12\x19\n\x15LOGITS_DTYPE_BFLOAT16\x10\x02\x12\x18\n\x14LOGITS_DTYPE_FLOAT16\x10\x03\x32\xf8\x01\n\rTargetService\x12\x41\n\x06Verify\x12\x1a.outrider.v1.VerifyRequest\x1a\x1b.outrider.v1.VerifyResponse\x12\x44\n\x07Release\x12\x1b.outrider.v1.ReleaseRequest\x1a\x1c.outrider.v1.ReleaseResponse\x12^\n\x07GetInfo\x12(.outrider.v1.TargetServiceGetInfoRequest\x1a).outrider.v1.TargetServiceGetInfoResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18outrider/v1/target.proto\x12\x0boutrider.v1\x1a\x17google/rpc/status.proto\x1a\x17outrider/v1/types.proto\"7\n\rVerifyRequest\x12&\n\x05items\x18\x01 \x03(\x0b\x32\x17.outrider.v1.VerifyItem\"\x80\x03\n\nVerifyItem\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\x12\x13\n\x0b\x62\x61se_length\x18\x03 \x01(\r\x12\x15\n\rprefix_tokens\x18\x04 \x01(\x0c\x12\x13\n\x0bprefix_hash\x18\x05 \x01(\x06\x12\x14\n\x0c\x64raft_tokens\x18\x06 \x01(\x0c\x12*\n\nrow_format\x18\x07 \x01(\x0e\x32\x16.outrider.v1.RowFormat\x12!\n\x03law\x18\x08 \x01(\x0b\x32\x14.outrider.v1.LawSpec\x12\x13\n\x0btraceparent\x18\t \x01(\t\x12\x15\n\rsupport_sizes\x18\n \x01(\x0c\x12\x13\n\x0bsupport_ids\x18\x0b \x01(\x0c\x12\x15\n\x08logprobs\x18\x0c \x01(\rH\x00\x88\x01\x01\x12\x15\n\rdraft_parents\x18\r \x01(\x0c\x12\x16\n\x0e\x66\x65\x61ture_layers\x18\x0e \x03(\r\x12\x15\n\rfeature_start\x18\x0f \x01(\rB\x0b\n\t_logprobs\"c\n\x0eVerifyResponse\x12*\n\x07results\x18\x01 \x03(\x0b\x32\x19.outrider.v1.VerifyResult\x12%\n\x04load\x18\x02 \x01(\x0b\x32\x17.outrider.v1.WorkerLoad\"\xe6\x02\n\x0cVerifyResult\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12\x13\n\x0b\x62\x61se_length\x18\x02 \x01(\r\x12\"\n\x06status\x18\x03 \x01(\x0b\x32\x12.google.rpc.Status\x12)\n\x06logits\x18\x04 \x01(\x0b\x32\x17.outrider.v1.LogitsRowsH\x00\x12+\n\x07support\x18\x06 \x01(\x0b\x32\x18.outrider.v1.SupportRowsH\x00\x12)\n\x06sample\x18\x07 \x01(\x0b\x32\x17.outrider.v1.SampleRowsH\x00\x12)\n\x06timing\x18\x05 \x01(\x0b\x32\x19.outrider.v1.VerifyTiming\x12*\n\x08logprobs\x18\x08 \x01(\x0b\x32\x18.outrider.v1.LogprobRows\x12\'\n\x08\x66\x65\x61tures\x18\t \x01(\x0b\x32\x15.outrider.v1.FeaturesB\x06\n\x04rows\"W\n\nLogitsRows\x12\x0c\n\x04\x64\x61ta\x18\x01 \x01(\x0c\x12\'\n\x05\x64type\x18\x02 \x01(\x0e\x32\x18.outrider.v1.LogitsDtype\x12\x12\n\nvocab_size\x18\x03 \x01(\r\"F\n\x0bSupportRows\x12\r\n\x05probs\x18\x01 \x01(\x0c\x12\x13\n\x0btail_masses\x18\x02 \x01(\x0c\x12\x13\n\x0btail_tokens\x18\x03 \x01(\x0c\"\x1c\n\nSampleRows\x12\x0e\n\x06tokens\x18\x01 \x01(\x0c\"K\n\x0bLogprobRows\x12\x0f\n\x07support\x18\x01 \x01(\x0c\x12\r\n\x05\x64rawn\x18\x02 \x01(\x0c\x12\x0f\n\x07top_ids\x18\x03 \x01(\x0c\x12\x0b\n\x03top\x18\x04 \x01(\x0c\"\x93\x01\n\x0cVerifyTiming\x12\x14\n\x0cqueue_micros\x18\x01 \x01(\x04\x12\x16\n\x0e\x66orward_micros\x18\x02 \x01(\x04\x12\x0e\n\x06passes\x18\x03 \x01(\r\x12\x13\n\x0b\x62\x61tch_items\x18\x04 \x01(\r\x12\x17\n\x0f\x62\x61tch_positions\x18\x05 \x01(\r\x12\x17\n\x0f\x63omputed_tokens\x18\x06 \x01(\r\";\n\x0eReleaseRequest\x12)\n\x08sessions\x18\x01 \x03(\x0b\x32\x17.outrider.v1.SessionRef\"/\n\nSessionRef\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\"\x11\n\x0fReleaseResponse\";\n\x1bTargetServiceGetInfoRequest\x12\x1c\n\x14include_token_hashes\x18\x01 \x01(\x08\"\xfc\x01\n\x1cTargetServiceGetInfoResponse\x12%\n\x05model\x18\x01 \x01(\x0b\x32\x16.outrider.v1.ModelInfo\x12%\n\x04load\x18\x02 \x01(\x0b\x32\x17.outrider.v1.WorkerLoad\x12\x15\n\rmax_lookahead\x18\x03 \x01(\r\x12\x14\n\x0ctoken_budget\x18\x04 \x01(\r\x12\x13\n\x0binstance_id\x18\x05 \x01(\t\x12\x16\n\x0emax_tree_nodes\x18\x06 \x01(\r\x12\x0f\n\x07version\x18\x07 \x01(\t\x12\x13\n\x0bhidden_size\x18\x08 \x01(\r\x12\x0e\n\x06layers\x18\t \x01(\r*m\n\tRowFormat\x12\x1a\n\x16ROW_FORMAT_UNSPECIFIED\x10\x00\x12\x15\n\x11ROW_FORMAT_LOGITS\x10\x01\x12\x16\n\x12ROW_FORMAT_SUPPORT\x10\x02\x12\x15\n\x11ROW_FORMAT_SAMPLE\x10\x03*z\n\x0bLogitsDtype\x12\x1c\n\x18LOGITS_DTYPE_UNSPECIFIED\x10\x00\x12\x18\n\x14LOGITS_DTYPE_FLOAT32\x10\x01\x12\x19\n\x15LOGITS_DTYPE_BFLOAT16\x10\x02\x12\x18\n\x14LOGITS_DTYPE_FLOAT16\x10\x03\x32\xf8\x01\n\rTargetService\x12\x41\n\x06Verify\x12\x1a.outrider.v1.VerifyRequest\x1a\x1b.outrider.v1.VerifyResponse\x12\x44\n\x07Release\x12\x1b.outrider.v1.ReleaseRequest\x1a\x1c.outrider.v1.ReleaseResponse\x12^\n\x07GetInfo\x12(.outrider.v1.TargetServiceGetInfoRequest\x1a).outrider.v1.TargetServiceGetInfoResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'outrider.v1.target_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_ROWFORMAT']._serialized_start=1735
-  _globals['_ROWFORMAT']._serialized_end=1844
-  _globals['_LOGITSDTYPE']._serialized_start=1846
-  _globals['_LOGITSDTYPE']._serialized_end=1968
+  _globals['_ROWFORMAT']._serialized_start=1860
+  _globals['_ROWFORMAT']._serialized_end=1969
+  _globals['_LOGITSDTYPE']._serialized_start=1971
+  _globals['_LOGITSDTYPE']._serialized_end=2093
   _globals['_VERIFYREQUEST']._serialized_start=91
   _globals['_VERIFYREQUEST']._serialized_end=146
   _globals['_VERIFYITEM']._serialized_start=149
-  _globals['_VERIFYITEM']._serialized_end=486
-  _globals['_VERIFYRESPONSE']._serialized_start=488
-  _globals['_VERIFYRESPONSE']._serialized_end=587
-  _globals['_VERIFYRESULT']._serialized_start=590
-  _globals['_VERIFYRESULT']._serialized_end=907
-  _globals['_LOGITSROWS']._serialized_start=909
-  _globals['_LOGITSROWS']._serialized_end=996
-  _globals['_SUPPORTROWS']._serialized_start=998
-  _globals['_SUPPORTROWS']._serialized_end=1068
-  _globals['_SAMPLEROWS']._serialized_start=1070
-  _globals['_SAMPLEROWS']._serialized_end=1098
-  _globals['_LOGPROBROWS']._serialized_start=1100
-  _globals['_LOGPROBROWS']._serialized_end=1175
-  _globals['_VERIFYTIMING']._serialized_start=1178
-  _globals['_VERIFYTIMING']._serialized_end=1325
-  _globals['_RELEASEREQUEST']._serialized_start=1327
-  _globals['_RELEASEREQUEST']._serialized_end=1386
-  _globals['_SESSIONREF']._serialized_start=1388
-  _globals['_SESSIONREF']._serialized_end=1435
-  _globals['_RELEASERESPONSE']._serialized_start=1437
-  _globals['_RELEASERESPONSE']._serialized_end=1454
-  _globals['_TARGETSERVICEGETINFOREQUEST']._serialized_start=1456
-  _globals['_TARGETSERVICEGETINFOREQUEST']._serialized_end=1515
-  _globals['_TARGETSERVICEGETINFORESPONSE']._serialized_start=1518
-  _globals['_TARGETSERVICEGETINFORESPONSE']._serialized_end=1733
-  _globals['_TARGETSERVICE']._serialized_start=1971
-  _globals['_TARGETSERVICE']._serialized_end=2219
+  _globals['_VERIFYITEM']._serialized_end=533
+  _globals['_VERIFYRESPONSE']._serialized_start=535
+  _globals['_VERIFYRESPONSE']._serialized_end=634
+  _globals['_VERIFYRESULT']._serialized_start=637
+  _globals['_VERIFYRESULT']._serialized_end=995
+  _globals['_LOGITSROWS']._serialized_start=997
+  _globals['_LOGITSROWS']._serialized_end=1084
+  _globals['_SUPPORTROWS']._serialized_start=1086
+  _globals['_SUPPORTROWS']._serialized_end=1156
+  _globals['_SAMPLEROWS']._serialized_start=1158
+  _globals['_SAMPLEROWS']._serialized_end=1186
+  _globals['_LOGPROBROWS']._serialized_start=1188
+  _globals['_LOGPROBROWS']._serialized_end=1263
+  _globals['_VERIFYTIMING']._serialized_start=1266
+  _globals['_VERIFYTIMING']._serialized_end=1413
+  _globals['_RELEASEREQUEST']._serialized_start=1415
+  _globals['_RELEASEREQUEST']._serialized_end=1474
+  _globals['_SESSIONREF']._serialized_start=1476
+  _globals['_SESSIONREF']._serialized_end=1523
+  _globals['_RELEASERESPONSE']._serialized_start=1525
+  _globals['_RELEASERESPONSE']._serialized_end=1542
+  _globals['_TARGETSERVICEGETINFOREQUEST']._serialized_start=1544
+  _globals['_TARGETSERVICEGETINFOREQUEST']._serialized_end=1603
+  _globals['_TARGETSERVICEGETINFORESPONSE']._serialized_start=1606
+  _globals['_TARGETSERVICEGETINFORESPONSE']._serialized_end=1858
+  _globals['_TARGETSERVICE']._serialized_start=2096
+  _globals['_TARGETSERVICE']._serialized_end=2344
 # @@protoc_insertion_point(module_scope)

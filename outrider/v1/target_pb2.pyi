@@ -128,6 +128,8 @@ class VerifyItem(_message.Message):
     SUPPORT_IDS_FIELD_NUMBER: _builtins.int
     LOGPROBS_FIELD_NUMBER: _builtins.int
     DRAFT_PARENTS_FIELD_NUMBER: _builtins.int
+    FEATURE_LAYERS_FIELD_NUMBER: _builtins.int
+    FEATURE_START_FIELD_NUMBER: _builtins.int
     session_id: _builtins.str
     """Chosen by the orchestrator; 1 to 128 characters. Orchestrators that share a target must not choose the same one for
     two sessions: theirs is a hash of the request with its seed.
@@ -168,10 +170,20 @@ class VerifyItem(_message.Message):
     in [0, index of the token]; tokens that follow the same row in the order in which they were drawn. INVALID_FIELD when
     there are more than max_tree_nodes.
     """
+    feature_start: _builtins.int
+    """Position of the first token whose features are wanted, in [0, base_length). Whatever is cached from there on is
+    computed again; base_length - 1 costs nothing. At most 8 MiB of features.
+    """
     @_builtins.property
     def law(self) -> _types_pb2.LawSpec:
         """Law parameters. Needed when the item opens the session (n == base_length) and the format is not ROW_FORMAT_LOGITS;
         kept with the session and ignored otherwise.
+        """
+
+    @_builtins.property
+    def feature_layers(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Layers whose features are wanted, at most 4, each in [0, layers], as transformers counts hidden_states: 0 is the
+        embedding, i the output of layer i, the last what the head gets, after the norm. Empty: none.
         """
 
     def __init__(
@@ -190,10 +202,12 @@ class VerifyItem(_message.Message):
         support_ids: _builtins.bytes = ...,
         logprobs: _builtins.int | None = ...,
         draft_parents: _builtins.bytes = ...,
+        feature_layers: _abc.Iterable[_builtins.int] | None = ...,
+        feature_start: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_logprobs", b"_logprobs", "law", b"law", "logprobs", b"logprobs"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_logprobs", b"_logprobs", "base_length", b"base_length", "draft_parents", b"draft_parents", "draft_tokens", b"draft_tokens", "epoch", b"epoch", "law", b"law", "logprobs", b"logprobs", "prefix_hash", b"prefix_hash", "prefix_tokens", b"prefix_tokens", "row_format", b"row_format", "session_id", b"session_id", "support_ids", b"support_ids", "support_sizes", b"support_sizes", "traceparent", b"traceparent"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_logprobs", b"_logprobs", "base_length", b"base_length", "draft_parents", b"draft_parents", "draft_tokens", b"draft_tokens", "epoch", b"epoch", "feature_layers", b"feature_layers", "feature_start", b"feature_start", "law", b"law", "logprobs", b"logprobs", "prefix_hash", b"prefix_hash", "prefix_tokens", b"prefix_tokens", "row_format", b"row_format", "session_id", b"session_id", "support_ids", b"support_ids", "support_sizes", b"support_sizes", "traceparent", b"traceparent"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__logprobs: _TypeAlias = _typing.Literal["logprobs"]  # noqa: Y015
     _WhichOneofArgType__logprobs: _TypeAlias = _typing.Literal["_logprobs", b"_logprobs"]  # noqa: Y015
@@ -245,6 +259,7 @@ class VerifyResult(_message.Message):
     SAMPLE_FIELD_NUMBER: _builtins.int
     TIMING_FIELD_NUMBER: _builtins.int
     LOGPROBS_FIELD_NUMBER: _builtins.int
+    FEATURES_FIELD_NUMBER: _builtins.int
     session_id: _builtins.str
     """As in the item."""
     base_length: _builtins.int
@@ -275,6 +290,12 @@ class VerifyResult(_message.Message):
     def logprobs(self) -> Global___LogprobRows:
         """Log probabilities, when asked for."""
 
+    @_builtins.property
+    def features(self) -> _types_pb2.Features:
+        """Features from feature_start on, when asked for: of the committed tokens, and of the draft tokens that may be accepted.
+        Those are all, in the block's order; of SAMPLE rows and a chain, the ones that the rows agree with.
+        """
+
     def __init__(
         self,
         *,
@@ -286,10 +307,11 @@ class VerifyResult(_message.Message):
         sample: Global___SampleRows | None = ...,
         timing: Global___VerifyTiming | None = ...,
         logprobs: Global___LogprobRows | None = ...,
+        features: _types_pb2.Features | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["logits", b"logits", "logprobs", b"logprobs", "rows", b"rows", "sample", b"sample", "status", b"status", "support", b"support", "timing", b"timing"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["features", b"features", "logits", b"logits", "logprobs", b"logprobs", "rows", b"rows", "sample", b"sample", "status", b"status", "support", b"support", "timing", b"timing"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["base_length", b"base_length", "logits", b"logits", "logprobs", b"logprobs", "rows", b"rows", "sample", b"sample", "session_id", b"session_id", "status", b"status", "support", b"support", "timing", b"timing"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["base_length", b"base_length", "features", b"features", "logits", b"logits", "logprobs", b"logprobs", "rows", b"rows", "sample", b"sample", "session_id", b"session_id", "status", b"status", "support", b"support", "timing", b"timing"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_rows: _TypeAlias = _typing.Literal["logits", "support", "sample"]  # noqa: Y015
     _WhichOneofArgType_rows: _TypeAlias = _typing.Literal["rows", b"rows"]  # noqa: Y015
@@ -565,6 +587,8 @@ class TargetServiceGetInfoResponse(_message.Message):
     INSTANCE_ID_FIELD_NUMBER: _builtins.int
     MAX_TREE_NODES_FIELD_NUMBER: _builtins.int
     VERSION_FIELD_NUMBER: _builtins.int
+    HIDDEN_SIZE_FIELD_NUMBER: _builtins.int
+    LAYERS_FIELD_NUMBER: _builtins.int
     max_lookahead: _builtins.int
     """Most draft tokens that an item may hold."""
     token_budget: _builtins.int
@@ -575,6 +599,10 @@ class TargetServiceGetInfoResponse(_message.Message):
     """Most draft tokens that an item may hold as a tree; 0: chains alone."""
     version: _builtins.str
     """Version of the Outrider package."""
+    hidden_size: _builtins.int
+    """Elements of one layer's features; 0: the worker has none."""
+    layers: _builtins.int
+    """The highest layer that has features."""
     @_builtins.property
     def model(self) -> _types_pb2.ModelInfo:
         """The model."""
@@ -593,10 +621,12 @@ class TargetServiceGetInfoResponse(_message.Message):
         instance_id: _builtins.str = ...,
         max_tree_nodes: _builtins.int = ...,
         version: _builtins.str = ...,
+        hidden_size: _builtins.int = ...,
+        layers: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["load", b"load", "model", b"model"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["instance_id", b"instance_id", "load", b"load", "max_lookahead", b"max_lookahead", "max_tree_nodes", b"max_tree_nodes", "model", b"model", "token_budget", b"token_budget", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["hidden_size", b"hidden_size", "instance_id", b"instance_id", "layers", b"layers", "load", b"load", "max_lookahead", b"max_lookahead", "max_tree_nodes", b"max_tree_nodes", "model", b"model", "token_budget", b"token_budget", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

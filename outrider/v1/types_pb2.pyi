@@ -385,6 +385,34 @@ class ModelInfo(_message.Message):
 Global___ModelInfo: _TypeAlias = ModelInfo  # noqa: Y015
 
 @_typing.final
+class Features(_message.Message):
+    """Features of consecutive tokens: hidden states of the target, for drafts that are fed by them."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    STATES_FIELD_NUMBER: _builtins.int
+    START_FIELD_NUMBER: _builtins.int
+    states: _builtins.bytes
+    """bfloat16[n, layers * hidden size], its 16 bits little-endian: of each token the states of the layers that were asked
+    for, side by side in that order.
+    """
+    start: _builtins.int
+    """Position of the first of the tokens."""
+    def __init__(
+        self,
+        *,
+        states: _builtins.bytes = ...,
+        start: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["start", b"start", "states", b"states"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Features: _TypeAlias = Features  # noqa: Y015
+
+@_typing.final
 class WorkerLoad(_message.Message):
     """How the service that answers stands at this moment."""
 

@@ -9,6 +9,7 @@ from draft_service.loading import load_engines
 from outrider.config import parse_config
 from outrider.lm.distilled import DistilledDraft
 from outrider.lm.engine import Segment
+from outrider.lm.features import Feeding
 from outrider.lm.load import EngineOptions, load_engine
 from tests.harness.commands import outrider
 from tests.harness.models import VOCAB, save_tiny
@@ -56,6 +57,21 @@ async def test_an_exit_is_made_and_served(tmp_path: Path) -> None:
     (logits,) = engine.forward([Segment(engine.open(words), words, 1)])
     seen = (logits[0] > -1e29).nonzero()[:, 0].tolist()
     assert seen == made.tensors["kept"].tolist()
+
+
+async def test_medusa_heads_are_made_and_served(tmp_path: Path) -> None:
+    target, out = save_tiny(tmp_path / "target", "llama"), tmp_path / "heads"
+    sizes = ("--texts", "16", "--answer-tokens", "8", "--epochs", "1", "--threads", "1", "--kept", "32")
+    code, report, err = await outrider(
+        "distill", "--kind", "medusa", "--heads", "2", "--target", target, "--out", str(out), *sizes
+    )
+    assert code == 0, err
+    assert "accepted at position 2" in report
+    flags = ["--model", target, "--proposers", "medusa,prompt_lookup", "--medusa", str(out)]
+    engines, info = load_engines(parse_config(DraftConfig, flags))
+    (engine,) = engines.values()
+    assert engine.info.feeding == Feeding((3,), 32, window=1, longest=2)
+    assert info.vocab_size == VOCAB
 
 
 @pytest.mark.parametrize("flags", [("--kind", "exit"), ("--exit-layers", "1")])

@@ -107,7 +107,14 @@ def test_a_run_that_was_ended_goes_on_to_the_same_weights(tmp_path: Path) -> Non
     [("1111111111", 4, [4, 4]), ("0000000", 4, [0, 0, 0]), ("1101110111", 3, [2, 3]), ("11", 4, [])],
 )
 def test_rounds_of_a_text(right: str, lookahead: int, rounds: list[int]) -> None:
-    assert rounds_of(np.array([it == "1" for it in right]), lookahead) == rounds
+    assert rounds_of(np.array([[it == "1" for it in right]]), lookahead) == rounds
+
+
+def test_rounds_of_heads_look_at_the_place_in_the_block() -> None:
+    """A token is right at the first place and wrong at the second: blocks of one."""
+    right = np.array([[True] * 9, [False] * 9])
+    assert rounds_of(right, 3) == [1, 1, 1]
+    assert rounds_of(~right, 3) == [0] * 6
 
 
 def test_rates_are_of_the_blocks_that_got_so_far() -> None:

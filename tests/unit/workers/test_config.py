@@ -52,7 +52,8 @@ def test_an_early_exit_is_trained_or_bare() -> None:
 @pytest.mark.parametrize(
     ("value", "message"),
     [
-        ("medusa", "'medusa' is no proposer"),
+        ("hydra", "'hydra' is no proposer"),
+        ("medusa", "the proposer medusa and --medusa go together"),
         ("model,model", "a proposer stands twice"),
         ("", "'' is no proposer"),
         ("early_exit", "early_exit needs one of --early-exit-layers and --early-exit"),
