@@ -14,7 +14,10 @@ PROPOSERS: dict[str, Proposer.ValueType] = {
     "early_exit": draft_pb2.PROPOSER_EARLY_EXIT,
     "prompt_lookup": draft_pb2.PROPOSER_PROMPT_LOOKUP,
     "prediction": draft_pb2.PROPOSER_PREDICTION,
+    "suffix": draft_pb2.PROPOSER_SUFFIX,
 }
+# Tokens; some outputs' worth.
+LEAST_HISTORY = 1_024
 PROPOSER_NAMES = {number: name for name, number in PROPOSERS.items()}
 
 
@@ -24,7 +27,8 @@ class DraftConfig(WorkerConfig):
     model_config = SettingsConfigDict(cli_prog_name="python -m draft_service")
 
     proposers: str = Field(
-        "model,prediction", description="what to offer, first the default: model, early_exit, prompt_lookup, prediction"
+        "model,prediction",
+        description="what to offer, first the default: model, early_exit, prompt_lookup, prediction, suffix",
     )
     early_exit_layers: int = Field(0, ge=0, description="layers of the model that early_exit runs")
     early_exit: str = Field("", description="directory of a trained exit that early_exit runs instead of bare layers")
@@ -33,6 +37,23 @@ class DraftConfig(WorkerConfig):
     )
     ahead_others: int = Field(
         2, ge=0, le=8, description="blocks drafted for less likely outcomes once those are there; not pushed"
+    )
+    suffix_tokens: int = Field(
+        4_194_304,
+        ge=1,
+        description="tokens of sessions that suffix keeps indexed, 40 bytes each; older ones are made anew",
+    )
+    suffix_history: int = Field(
+        0,
+        ge=0,
+        le=16_777_216,
+        description="tokens of earlier outputs to keep of each tenant and draft from for that tenant; 0: none",
+    )
+    suffix_history_tenants: int = Field(
+        64, ge=1, description="tenants whose outputs are kept; the least recent one goes"
+    )
+    suffix_history_ttl: float = Field(
+        3_600.0, gt=0, description="seconds after which the outputs of a tenant without sessions are forgotten"
     )
     target_model: str = Field("", description="MODEL of the target, for a distilled draft; empty: the one it names")
 
@@ -47,10 +68,19 @@ class DraftConfig(WorkerConfig):
             raise ValueError("a proposer stands twice")
         return value
 
+    @field_validator("suffix_history")
+    @classmethod
+    def _worth_it(cls, value: int) -> int:
+        if 0 < value < LEAST_HISTORY:
+            raise ValueError(f"fewer than {LEAST_HISTORY} tokens are of no use; 0 keeps none")
+        return value
+
     @model_validator(mode="after")
     def _layers(self) -> "DraftConfig":
         if draft_pb2.PROPOSER_EARLY_EXIT in self.kinds and bool(self.early_exit_layers) == bool(self.early_exit):
             raise ValueError("early_exit needs one of --early-exit-layers and --early-exit")
+        if self.suffix_history and draft_pb2.PROPOSER_SUFFIX not in self.kinds:
+            raise ValueError("--suffix-history needs the proposer suffix, which alone drafts from what is kept")
         return self
 
     @cached_property

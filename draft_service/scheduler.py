@@ -11,6 +11,8 @@ from draft_service.proposers import prediction, prompt_lookup
 from draft_service.proposers.base import BlockProposer
 from draft_service.proposers.copying import CopyingProposer
 from draft_service.proposers.model import ModelProposer
+from draft_service.proposers.suffix import SuffixProposer
+from draft_service.suffix.history import Histories
 from outrider.lm.engine import Engine
 from outrider.lm.engine_load import EngineLoad
 from outrider.lm.epoch_fence import EpochFence
@@ -49,10 +51,15 @@ class DraftScheduler:
         self._grammars, self._metrics, self._config = grammars, metrics, config
         self._jobs: dict[Key, Job] = {}
         self._laws: dict[Key, SessionLaw] = {}
+        # Committed tokens of each session, as its newest command says.
+        self._lengths: dict[Key, int] = {}
+        self.histories = Histories(config.suffix_history, config.suffix_history_tenants, config.suffix_history_ttl)
         self._fence: EpochFence[Key] = EpochFence()
         self._numbers = count()
         self._ahead = Ahead(config.ahead_blocks, config.ahead_others, self._context_length, self._numbers, metrics)
         self._proposers = {kind: self._proposer(kind, engines) for kind in config.kinds}
+        suffix = self._proposers.get(draft_pb2.PROPOSER_SUFFIX)
+        self._indexes = suffix.indexes if isinstance(suffix, SuffixProposer) else None
         self._answers: list[Answer] = []
         self.load = EngineLoad()
 
@@ -60,6 +67,11 @@ class DraftScheduler:
     def busy(self) -> bool:
         """Whether a block is in the making."""
         return bool(self._jobs or self._ahead.running)
+
+    @property
+    def indexed_tokens(self) -> int:
+        """Tokens of sessions that are indexed. May be asked for in any thread."""
+        return self._indexes.tokens if self._indexes is not None else 0
 
     def handle(self, commands: list[Command]) -> list[Answer]:
         """Takes commands in.
@@ -70,8 +82,8 @@ class DraftScheduler:
             match command:
                 case Ask():
                     self._take(command)
-                case CloseSession(key, epoch):
-                    self._close(key, epoch)
+                case CloseSession():
+                    self._close(command)
                 case CloseStream(stream):
                     self._close_stream(stream)
         self._answer_finished()
@@ -112,12 +124,16 @@ class DraftScheduler:
         """Frees sessions past their time-to-live."""
         for proposer in self._proposers.values():
             proposer.cache.sweep()
+        self.histories.sweep()
         self._measure()
 
     def _proposer(self, kind: Proposer.ValueType, engines: Mapping[Proposer.ValueType, Engine]) -> BlockProposer:
         cache: SessionCache[Key] = SessionCache(self._config.session_ttl, self._jobs.__contains__, self._evicted)
+        context = self._config.context_length or _LOOKUP_CONTEXT
         if kind in _COPIED:
-            return CopyingProposer(cache, self._config.context_length or _LOOKUP_CONTEXT, _COPIED[kind])
+            return CopyingProposer(cache, context, _COPIED[kind])
+        if kind == draft_pb2.PROPOSER_SUFFIX:
+            return SuffixProposer(cache, context, self.histories, self._config.suffix_tokens, self._metrics)
         return ModelProposer(
             engines[kind],
             cache,
@@ -135,6 +151,7 @@ class DraftScheduler:
             self._fence.raise_to(ask.key, ask.epoch)
             self._overtake(ask.key)
             self._jobs[ask.key] = self._begin(ask)
+            self._lengths[ask.key] = ask.base_length
         except OutriderError as error:
             self._answers.append(Answer(ask, error=error))
 
@@ -170,13 +187,31 @@ class DraftScheduler:
         session.grammar = grammar
         return session
 
-    def _close(self, key: Key, epoch: int) -> None:
+    def _close(self, command: CloseSession) -> None:
+        key = command.key
         try:
-            self._fence.raise_to(key, epoch)
+            self._fence.raise_to(key, command.epoch)
         except OutriderError:
             return  # a former owner's; Close is not answered
         self._overtake(key)
+        if command.ended:
+            self._keep_output(command)
         self._drop(key)
+
+    def _keep_output(self, command: CloseSession) -> None:
+        """Keeps the session's output for others of its tenant, where outputs are kept."""
+        law, length = self._laws.get(command.key), self._lengths.get(command.key, 0)
+        session = self._proposers[law.kind].cache.find(command.key) if law is not None else None
+        if law is None or session is None:
+            return
+        self._ahead.drop(command.key)
+        if len(command.tokens):
+            try:
+                session.rebase(command.base_length, command.tokens, command.prefix_hash)
+            except OutriderError:
+                return  # what it holds is not what was committed
+            length = command.base_length
+        self.histories.add(law.tenant, session.tokens[law.params.prompt_length : length], law.seed)
 
     def _close_stream(self, stream: int) -> None:
         for key in [key for key in self._laws if key[0] == stream]:
@@ -192,14 +227,19 @@ class DraftScheduler:
 
     def _drop(self, key: Key) -> None:
         self._ahead.drop(key)
+        self._lengths.pop(key, None)
         law = self._laws.pop(key, None)
         session = self._proposers[law.kind].cache.find(key) if law is not None else None
         if law is not None and session is not None:
             self._proposers[law.kind].cache.drop(session)
+            self._proposers[law.kind].forget(key)
 
     def _evicted(self, key: Key) -> None:
         self._ahead.drop(key)
-        self._laws.pop(key, None)
+        self._lengths.pop(key, None)
+        law = self._laws.pop(key, None)
+        if law is not None:
+            self._proposers[law.kind].forget(key)
         self._metrics.evicted()
 
     def _hand_over(self) -> list[Answer]:

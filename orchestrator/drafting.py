@@ -81,6 +81,7 @@ class Drafting:
         audits: of the blocks of all sessions.
         timeout: how long a round waits for its block, in seconds.
         grammar: where the session stands in its language; None without one.
+        tenant: whom the session is for.
     """
 
     def __init__(
@@ -93,6 +94,7 @@ class Drafting:
         audits: Turn[Claim, str | None],
         timeout: float,
         grammar: SessionGrammar | None = None,
+        tenant: str = "",
     ) -> None:
         self.traceparent = ""
         self._plan = plan
@@ -103,6 +105,7 @@ class Drafting:
         self._audits = audits
         self._timeout = timeout
         self._grammar = grammar
+        self._tenant = tenant
         self._committed: TokenBuffer | None = None
         self._link: DraftLink | None = None
         self._incarnation = 0
@@ -169,13 +172,25 @@ class Drafting:
         """The worker's own block agrees with the committed tokens up to `length`."""
         self._peer.known = length
 
-    def close(self) -> None:
-        """Frees the session at the worker. Idempotent."""
+    def close(self, ended_with: TokenBuffer | None = None) -> None:
+        """Frees the session at the worker. Idempotent.
+
+        Args:
+            ended_with: all committed tokens, where the generation is over; None where another worker goes on.
+        """
         if self._link is not None:
-            self._link.close_session(self._plan.session_id, self._epoch)
+            last = draft_pb2.Close() if ended_with is None else self._last(self._link, ended_with)
+            self._link.close_session(self._plan.session_id, self._epoch, last)
             self._lookahead.close()
             self._link.unbind()
             self._link = None
+
+    def _last(self, link: DraftLink, tokens: TokenBuffer) -> draft_pb2.Close:
+        """What the worker was not told yet, where it keeps outputs; nothing of a session that it has lost."""
+        if not link.keeps_outputs or not self._peer.known or self._incarnation != link.incarnation:
+            return draft_pb2.Close()
+        told, prefix_hash = self._peer.suffix(tokens)
+        return draft_pb2.Close(ended=True, base_length=len(tokens), tokens=told, prefix_hash=prefix_hash)
 
     def _bind(self, tokens: TokenBuffer) -> DraftLink | Reason:
         """The worker to ask, the present one as long as it works, or why there is none."""
@@ -272,6 +287,7 @@ class Drafting:
             coupled=self._plan.acceptance == orchestrator_pb2.ACCEPTANCE_COUPLED,
             omit_law=self._plan.judged_by_token,
             prediction=to_bytes(self._plan.prediction),
+            tenant=self._tenant,
         )
 
     async def _hedge(self, stats: RoundStats) -> None:

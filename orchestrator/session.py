@@ -142,5 +142,6 @@ class Session:
             await asyncio.gather(ahead, return_exceptions=True)
         if self.trace is not None:
             self.trace.close()
-        self.drafting.close()
+        # Complete only when its last commit was acknowledged.
+        self.drafting.close(self.tokens if self.output.finish is not None else None)
         await self.verifying.close()

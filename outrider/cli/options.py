@@ -18,6 +18,7 @@ class ProposerName(StrEnum):
     early_exit = "early_exit"
     prompt_lookup = "prompt_lookup"
     prediction = "prediction"
+    suffix = "suffix"
 
 
 class LogLevel(StrEnum):
@@ -34,6 +35,7 @@ PROPOSERS: "dict[ProposerName, draft_pb2.Proposer.ValueType]" = {
     ProposerName.early_exit: draft_pb2.PROPOSER_EARLY_EXIT,
     ProposerName.prompt_lookup: draft_pb2.PROPOSER_PROMPT_LOOKUP,
     ProposerName.prediction: draft_pb2.PROPOSER_PREDICTION,
+    ProposerName.suffix: draft_pb2.PROPOSER_SUFFIX,
 }
 
 Address = Annotated[

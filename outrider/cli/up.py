@@ -33,7 +33,7 @@ def up(
     draft: Annotated[
         str,
         typer.Option(
-            help="MODEL that proposes, unless early_exit or prompt_lookup does; the one in models/ for the target.",
+            help="MODEL that proposes where `model` is a proposer; the one in models/ for the target.",
             metavar="MODEL",
         ),
     ] = "",

@@ -32,6 +32,7 @@ class Session(Generic[Key]):
         used_at: monotonic seconds of the last use.
         law: what the session was opened with, where its worker needs that; None otherwise.
         grammar: where the session stands in its language; None when the law has none.
+        unchanged: leading tokens that are as they were when this was last set, for whoever sets it to the length.
     """
 
     def __init__(self, key: Key) -> None:
@@ -40,6 +41,7 @@ class Session(Generic[Key]):
         self.used_at = time.monotonic()
         self.law: SeededLaw | None = None
         self.grammar: SessionGrammar | None = None
+        self.unchanged = 0
         self._buffer = np.empty(64, np.int32)
         self._length = 0
         self._hash = PrefixHash()
@@ -114,6 +116,7 @@ class Session(Generic[Key]):
 
     def _forget_from(self, length: int) -> None:
         self._length = length
+        self.unchanged = min(self.unchanged, length)
         if self._hash.length > length:
             self._hash = PrefixHash()
         self._truncate_state(length)

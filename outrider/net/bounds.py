@@ -8,6 +8,8 @@ MAX_LAW_TOP = 1_024
 DEFAULT_LAW_TOP = 32
 # Characters of a session's name.
 MAX_SESSION_ID = 128
+# Characters of a tenant's name between services: one proved by a token, and one that a proxy said.
+MAX_TENANT = 256
 # Commands, and events, of one message of the draft stream.
 MAX_COMMANDS = 1_024
 # Bytes of an event beside its laws.

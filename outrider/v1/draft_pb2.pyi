@@ -37,6 +37,10 @@ class _ProposerEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Proposer.Val
     """Copies what followed the last tokens where they stood before in prompt or output."""
     PROPOSER_PREDICTION: _Proposer.ValueType  # 4
     """Copies the text that the client expects, from where the output has got to in it."""
+    PROPOSER_SUFFIX: _Proposer.ValueType  # 5
+    """Copies what most often followed the longest match of the last tokens in prompt and output, or in earlier outputs of the
+    same tenant where the worker keeps any; nothing, or few tokens, where the match is weak.
+    """
 
 class Proposer(_Proposer, metaclass=_ProposerEnumTypeWrapper):
     """What makes blocks."""
@@ -51,6 +55,10 @@ PROPOSER_PROMPT_LOOKUP: Proposer.ValueType  # 3
 """Copies what followed the last tokens where they stood before in prompt or output."""
 PROPOSER_PREDICTION: Proposer.ValueType  # 4
 """Copies the text that the client expects, from where the output has got to in it."""
+PROPOSER_SUFFIX: Proposer.ValueType  # 5
+"""Copies what most often followed the longest match of the last tokens in prompt and output, or in earlier outputs of the
+same tenant where the worker keeps any; nothing, or few tokens, where the match is weak.
+"""
 Global___Proposer: _TypeAlias = Proposer  # noqa: Y015
 
 @_typing.final
@@ -141,6 +149,7 @@ class Open(_message.Message):
     COUPLED_FIELD_NUMBER: _builtins.int
     OMIT_LAW_FIELD_NUMBER: _builtins.int
     PREDICTION_FIELD_NUMBER: _builtins.int
+    TENANT_FIELD_NUMBER: _builtins.int
     tokens: _builtins.bytes
     """All committed tokens. int32[base_length], at least 1."""
     proposer: Global___Proposer.ValueType
@@ -155,6 +164,11 @@ class Open(_message.Message):
     """Whether blocks travel without their law: `greedy` and `coupled` do not look at it."""
     prediction: _builtins.bytes
     """What the client expects the output to be, for PROPOSER_PREDICTION. int32[n], n <= 65536."""
+    tenant: _builtins.str
+    """For whom the session is, as the orchestrator has authenticated it; at most 256 characters, empty where it tells nobody
+    apart. Where the worker keeps outputs, those of a tenant are drafted from for that tenant of that orchestrator alone,
+    an orchestrator being whoever the stream's client certificate names.
+    """
     @_builtins.property
     def law(self) -> _types_pb2.LawSpec:
         """Law of the session; the draft draws from its own model's law under the same parameters."""
@@ -170,10 +184,11 @@ class Open(_message.Message):
         coupled: _builtins.bool = ...,
         omit_law: _builtins.bool = ...,
         prediction: _builtins.bytes = ...,
+        tenant: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["law", b"law"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["coupled", b"coupled", "law", b"law", "law_top", b"law_top", "lookahead", b"lookahead", "omit_law", b"omit_law", "prediction", b"prediction", "proposer", b"proposer", "tokens", b"tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["coupled", b"coupled", "law", b"law", "law_top", b"law_top", "lookahead", b"lookahead", "omit_law", b"omit_law", "prediction", b"prediction", "proposer", b"proposer", "tenant", b"tenant", "tokens", b"tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -227,12 +242,31 @@ class Close(_message.Message):
 
     DESCRIPTOR: _descriptor.Descriptor
 
+    ENDED_FIELD_NUMBER: _builtins.int
+    BASE_LENGTH_FIELD_NUMBER: _builtins.int
+    TOKENS_FIELD_NUMBER: _builtins.int
+    PREFIX_HASH_FIELD_NUMBER: _builtins.int
+    ended: _builtins.bool
+    """Whether the generation is over. Only then may the worker keep its output, where it was set up to keep any."""
+    base_length: _builtins.int
+    """With `ended`, the committed tokens that the worker was not told yet; fields as in Advance. An error is not answered:
+    the output is not kept.
+    """
+    tokens: _builtins.bytes
+    """int32[n], 0 <= n <= base_length."""
+    prefix_hash: _builtins.int
+    """As in Advance."""
     def __init__(
         self,
+        *,
+        ended: _builtins.bool = ...,
+        base_length: _builtins.int = ...,
+        tokens: _builtins.bytes = ...,
+        prefix_hash: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["base_length", b"base_length", "ended", b"ended", "prefix_hash", b"prefix_hash", "tokens", b"tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -371,7 +405,7 @@ class DraftTiming(_message.Message):
     queue_micros: _builtins.int
     """From arrival of the command to the start of its first pass, in microseconds."""
     forward_micros: _builtins.int
-    """Sum of the passes that held the session, in microseconds."""
+    """Sum of the passes that held the session, in microseconds; without a model, what looking for the block took."""
     passes: _builtins.int
     """Passes that held the session."""
     ahead_tokens: _builtins.int
@@ -426,12 +460,15 @@ class DraftServiceGetInfoResponse(_message.Message):
     PROPOSERS_FIELD_NUMBER: _builtins.int
     INSTANCE_ID_FIELD_NUMBER: _builtins.int
     VERSION_FIELD_NUMBER: _builtins.int
+    HISTORY_TOKENS_FIELD_NUMBER: _builtins.int
     max_lookahead: _builtins.int
     """Longest block that the worker makes."""
     instance_id: _builtins.str
     """Random, chosen when the process starts: tells one worker behind two addresses from two workers."""
     version: _builtins.str
     """Version of the Outrider package."""
+    history_tokens: _builtins.int
+    """Tokens of earlier outputs that the worker keeps of each tenant, for PROPOSER_SUFFIX; 0: it keeps none."""
     @_builtins.property
     def model(self) -> _types_pb2.ModelInfo:
         """The model."""
@@ -453,10 +490,11 @@ class DraftServiceGetInfoResponse(_message.Message):
         proposers: _abc.Iterable[Global___Proposer.ValueType] | None = ...,
         instance_id: _builtins.str = ...,
         version: _builtins.str = ...,
+        history_tokens: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["load", b"load", "model", b"model"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["instance_id", b"instance_id", "load", b"load", "max_lookahead", b"max_lookahead", "model", b"model", "proposers", b"proposers", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["history_tokens", b"history_tokens", "instance_id", b"instance_id", "load", b"load", "max_lookahead", b"max_lookahead", "model", b"model", "proposers", b"proposers", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -43,6 +43,7 @@ PROPOSERS = {
     "early_exit": draft_pb2.PROPOSER_EARLY_EXIT,
     "prompt_lookup": draft_pb2.PROPOSER_PROMPT_LOOKUP,
     "prediction": draft_pb2.PROPOSER_PREDICTION,
+    "suffix": draft_pb2.PROPOSER_SUFFIX,
 }
 PROMPTS = ([0, 1, 2, 3], [3, 0, 1, 2, 3, 0, 1, 2, 3, 0], [5, 2, 1, 2, 3, 2, 1])
 PREDICTION = [0, 1, 2, 3] * 8
