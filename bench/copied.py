@@ -121,7 +121,7 @@ Propose = Callable[[SuffixIndex, int], Sequence[int]]
 
 def suffix(index: SuffixIndex, limit: int) -> Sequence[int]:
     places = index.find(index.tokens[-MAX_MATCH:], len(index) - 1)
-    return continued([Place(index.tokens, at + 1, matched) for matched, at in places], index.tokens, limit)
+    return continued([Place(index.tokens, at + 1, matched) for matched, at in places], index.tokens, limit).tokens
 
 
 def prompt_lookup(index: SuffixIndex, limit: int) -> Sequence[int]:

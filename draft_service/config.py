@@ -15,7 +15,9 @@ PROPOSERS: dict[str, Proposer.ValueType] = {
     "prompt_lookup": draft_pb2.PROPOSER_PROMPT_LOOKUP,
     "prediction": draft_pb2.PROPOSER_PREDICTION,
     "suffix": draft_pb2.PROPOSER_SUFFIX,
+    "suffix_or_model": draft_pb2.PROPOSER_SUFFIX_OR_MODEL,
 }
+COPYING_SUFFIXES = {draft_pb2.PROPOSER_SUFFIX, draft_pb2.PROPOSER_SUFFIX_OR_MODEL}
 # Tokens; some outputs' worth.
 LEAST_HISTORY = 1_024
 PROPOSER_NAMES = {number: name for name, number in PROPOSERS.items()}
@@ -28,7 +30,7 @@ class DraftConfig(WorkerConfig):
 
     proposers: str = Field(
         "model,prediction",
-        description="what to offer, first the default: model, early_exit, prompt_lookup, prediction, suffix",
+        description="what to offer: model, early_exit, prompt_lookup, prediction, suffix, suffix_or_model",
     )
     early_exit_layers: int = Field(0, ge=0, description="layers of the model that early_exit runs")
     early_exit: str = Field("", description="directory of a trained exit that early_exit runs instead of bare layers")
@@ -41,7 +43,7 @@ class DraftConfig(WorkerConfig):
     suffix_tokens: int = Field(
         4_194_304,
         ge=1,
-        description="tokens of sessions that suffix keeps indexed, 40 bytes each; older ones are made anew",
+        description="tokens of sessions that suffix keeps indexed, some 40 bytes each; older ones are made anew",
     )
     suffix_history: int = Field(
         0,
@@ -79,8 +81,10 @@ class DraftConfig(WorkerConfig):
     def _layers(self) -> "DraftConfig":
         if draft_pb2.PROPOSER_EARLY_EXIT in self.kinds and bool(self.early_exit_layers) == bool(self.early_exit):
             raise ValueError("early_exit needs one of --early-exit-layers and --early-exit")
-        if self.suffix_history and draft_pb2.PROPOSER_SUFFIX not in self.kinds:
-            raise ValueError("--suffix-history needs the proposer suffix, which alone drafts from what is kept")
+        if draft_pb2.PROPOSER_SUFFIX_OR_MODEL in self.kinds and draft_pb2.PROPOSER_MODEL not in self.kinds:
+            raise ValueError("suffix_or_model needs the proposer model beside it")
+        if self.suffix_history and not COPYING_SUFFIXES & {*self.kinds}:
+            raise ValueError("--suffix-history needs suffix or suffix_or_model, which alone draft from what is kept")
         return self
 
     @cached_property

@@ -9,6 +9,7 @@ from outrider.law.sparse import Float32Array, Int32Array
 from outrider.lm.passes import Pass, Work
 from outrider.lm.session_cache import Session
 from outrider.net.errors import OutriderError
+from outrider.v1.draft_pb2 import Proposer
 
 
 @dataclass(eq=False)
@@ -32,6 +33,7 @@ class Job:
         mask: the tokens that the session's language allows next, where a model is asked; None without a language.
         work: the positions of the present step; None between steps.
         traced: the passes, where the command is traced.
+        source: what makes it, where that is decided for each block; None before it is, and elsewhere.
         done: the block is complete.
         failed: why there will be none.
     """
@@ -52,11 +54,17 @@ class Job:
     mask: Words | None = None
     work: Work | None = None
     traced: list[Pass] = field(default_factory=list)
+    source: Proposer.ValueType | None = None
     done: bool = False
     failed: OutriderError | None = None
     first_pass_at: float | None = None
     forward_micros: int = 0
     passes: int = 0
+
+    @property
+    def made_by(self) -> Proposer.ValueType:
+        """The proposer whose block it is."""
+        return self.law.kind if self.source is None else self.source
 
     @property
     def noise(self) -> RoundNoise:

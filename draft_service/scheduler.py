@@ -7,7 +7,7 @@ from draft_service.ahead import Ahead
 from draft_service.commands import Ask, CloseSession, CloseStream, Command, Key, SessionLaw
 from draft_service.config import DraftConfig
 from draft_service.job import Answer, Job
-from draft_service.proposers import prediction, prompt_lookup
+from draft_service.proposers import combined, prediction, prompt_lookup
 from draft_service.proposers.base import BlockProposer
 from draft_service.proposers.copying import CopyingProposer
 from draft_service.proposers.model import ModelProposer
@@ -57,9 +57,17 @@ class DraftScheduler:
         self._fence: EpochFence[Key] = EpochFence()
         self._numbers = count()
         self._ahead = Ahead(config.ahead_blocks, config.ahead_others, self._context_length, self._numbers, metrics)
-        self._proposers = {kind: self._proposer(kind, engines) for kind in config.kinds}
-        suffix = self._proposers.get(draft_pb2.PROPOSER_SUFFIX)
-        self._indexes = suffix.indexes if isinstance(suffix, SuffixProposer) else None
+        self._suffix: SuffixProposer | None = None
+        self._proposers: dict[Proposer.ValueType, BlockProposer] = {}
+        for kind in config.kinds:
+            if kind == draft_pb2.PROPOSER_SUFFIX_OR_MODEL:
+                self._copier()
+            else:
+                self._proposers[kind] = self._proposer(kind, engines)
+        # Two names of one proposer, whose sessions then share its passes: what is copied is decided before.
+        self._each = list(self._proposers.values())
+        if draft_pb2.PROPOSER_SUFFIX_OR_MODEL in config.kinds:
+            self._proposers[draft_pb2.PROPOSER_SUFFIX_OR_MODEL] = self._proposers[draft_pb2.PROPOSER_MODEL]
         self._answers: list[Answer] = []
         self.load = EngineLoad()
 
@@ -71,7 +79,7 @@ class DraftScheduler:
     @property
     def indexed_tokens(self) -> int:
         """Tokens of sessions that are indexed. May be asked for in any thread."""
-        return self._indexes.tokens if self._indexes is not None else 0
+        return self._suffix.indexes.tokens if self._suffix is not None else 0
 
     def handle(self, commands: list[Command]) -> list[Answer]:
         """Takes commands in.
@@ -103,10 +111,24 @@ class DraftScheduler:
         return self._hand_over()
 
     def _pass(self, jobs: list[Job]) -> None:
-        for kind, proposer in self._proposers.items():
-            of_kind = [job for job in jobs if job.law.kind == kind]
-            if of_kind:
-                proposer.step(of_kind)
+        for job in jobs:
+            if job.law.kind == draft_pb2.PROPOSER_SUFFIX_OR_MODEL and job.source is None:
+                combined.decide(job, self._copier())
+        for proposer in self._each:
+            its_own = [job for job in jobs if self._proposers[job.law.kind] is proposer and not job.done]
+            if its_own:
+                proposer.step(its_own)
+
+    def _copier(self) -> SuffixProposer:
+        """The one that copies: one index for each session."""
+        if self._suffix is None:
+            context = self._config.context_length or _LOOKUP_CONTEXT
+            cache = self._new_cache()
+            self._suffix = SuffixProposer(cache, context, self.histories, self._config.suffix_tokens, self._metrics)
+        return self._suffix
+
+    def _new_cache(self) -> SessionCache[Key]:
+        return SessionCache(self._config.session_ttl, self._jobs.__contains__, self._evicted)
 
     def _answer_finished(self) -> None:
         for job in list(self._jobs.values()):
@@ -122,18 +144,17 @@ class DraftScheduler:
 
     def sweep(self) -> None:
         """Frees sessions past their time-to-live."""
-        for proposer in self._proposers.values():
+        for proposer in self._each:
             proposer.cache.sweep()
         self.histories.sweep()
         self._measure()
 
     def _proposer(self, kind: Proposer.ValueType, engines: Mapping[Proposer.ValueType, Engine]) -> BlockProposer:
-        cache: SessionCache[Key] = SessionCache(self._config.session_ttl, self._jobs.__contains__, self._evicted)
-        context = self._config.context_length or _LOOKUP_CONTEXT
-        if kind in _COPIED:
-            return CopyingProposer(cache, context, _COPIED[kind])
         if kind == draft_pb2.PROPOSER_SUFFIX:
-            return SuffixProposer(cache, context, self.histories, self._config.suffix_tokens, self._metrics)
+            return self._copier()
+        cache = self._new_cache()
+        if kind in _COPIED:
+            return CopyingProposer(cache, self._config.context_length or _LOOKUP_CONTEXT, _COPIED[kind])
         return ModelProposer(
             engines[kind],
             cache,
@@ -180,7 +201,7 @@ class DraftScheduler:
     def _open(self, key: Key, law: SessionLaw) -> Session[Key]:
         grammar = self._grammars.open(law.params)
         before = self._laws.get(key)
-        if before is not None and before.kind != law.kind:
+        if before is not None and self._proposers[before.kind] is not self._proposers[law.kind]:
             self._drop(key)
         self._laws[key] = law
         session = self._proposers[law.kind].cache.open(key)
@@ -232,14 +253,17 @@ class DraftScheduler:
         session = self._proposers[law.kind].cache.find(key) if law is not None else None
         if law is not None and session is not None:
             self._proposers[law.kind].cache.drop(session)
-            self._proposers[law.kind].forget(key)
+        self._forget_index(key)
+
+    def _forget_index(self, key: Key) -> None:
+        if self._suffix is not None:
+            self._suffix.forget(key)
 
     def _evicted(self, key: Key) -> None:
         self._ahead.drop(key)
         self._lengths.pop(key, None)
-        law = self._laws.pop(key, None)
-        if law is not None:
-            self._proposers[law.kind].forget(key)
+        self._laws.pop(key, None)
+        self._forget_index(key)
         self._metrics.evicted()
 
     def _hand_over(self) -> list[Answer]:
@@ -248,10 +272,10 @@ class DraftScheduler:
         return answers
 
     def _measure(self) -> None:
-        pages = [proposer.pages() for proposer in self._proposers.values()]
-        sessions = sum(len(proposer.cache) for proposer in self._proposers.values())
+        pages = [proposer.pages() for proposer in self._each]
+        sessions = sum(len(proposer.cache) for proposer in self._each)
         used, total = (sum(numbers) for numbers in zip(*pages, strict=True))
-        shared = sum(proposer.shared_pages() for proposer in self._proposers.values())
+        shared = sum(proposer.shared_pages() for proposer in self._each)
         self.load = EngineLoad(sessions, used, total, shared)
 
 

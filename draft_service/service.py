@@ -224,7 +224,7 @@ class DraftService(draft_pb2_grpc.DraftServiceServicer):
         self._metrics.answered(reason_of(answer) for answer in answers if not (answer.silent or answer.ahead))
         for answer in answers:
             if answer.job is not None:
-                self._metrics.shipped(len(answer.job.tokens), PROPOSER_NAMES[answer.job.law.kind])
+                self._metrics.shipped(len(answer.job.tokens), PROPOSER_NAMES[answer.job.made_by])
                 if not answer.ahead and answer.job.first_pass_at is not None:
                     # A block that was there when it was asked for waited for nothing.
                     self._metrics.waited(max(0.0, answer.job.first_pass_at - answer.job.ask.arrived_at))

@@ -124,7 +124,9 @@ class Session:
         if self.rounds and stats.target_passes == 1:
             # A block that was drafted ahead is as long as the one before was to be.
             longest = stats.drafted if stats.drafted_ahead else None
-            self.lookahead.learn(round_cost(stats, since, tokens), stats.accepted, longest)
+            cost = round_cost(stats, since, tokens)
+            self.lookahead.learn(cost, stats.accepted, longest)
+            self.drafting.learn(cost)
         else:
             self.lookahead.withheld()
 

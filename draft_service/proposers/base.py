@@ -27,6 +27,3 @@ class BlockProposer(Protocol):
 
     def shared_pages(self) -> int:
         """KV pages that more than one session holds."""
-
-    def forget(self, key: Key) -> None:
-        """The session is gone from the cache: what else there is of it may go."""

@@ -43,9 +43,6 @@ class CopyingProposer:
         """0: no KV cache."""
         return 0
 
-    def forget(self, key: Key) -> None:
-        """Nothing: there is nothing else."""
-
     def step(self, jobs: Sequence[Job]) -> None:
         """Finishes every job: a whole block, or a shorter one, or an empty one."""
         for job in jobs:

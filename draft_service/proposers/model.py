@@ -75,9 +75,6 @@ class ModelProposer:
         """The engine's."""
         return self._engine.shared_pages()
 
-    def forget(self, key: Key) -> None:
-        """Nothing: all that there is of a session is in the cache."""
-
     def step(self, jobs: Sequence[Job]) -> None:
         """One pass; every chain whose row came gets its next token. Work ahead takes no KV page from a session."""
         steps = [(job, self._work(job)) for job in jobs]

@@ -5,13 +5,15 @@ import numpy as np
 from draft_service.commands import Key
 from draft_service.job import Job
 from draft_service.proposers.copying import CopyingProposer
-from draft_service.suffix.continuing import Place, continued
+from draft_service.suffix.continuing import Copied, Place, continued
 from draft_service.suffix.history import Histories, History
 from draft_service.suffix.index import MAX_MATCH, SuffixIndex
 from draft_service.suffix.indexes import SessionIndexes
 from outrider.law.sparse import Int32Array
 from outrider.lm.session_cache import SessionCache
 from outrider.observe.metrics import DraftMetrics
+
+NOTHING = Copied([], 0.0)
 
 
 class SuffixProposer(CopyingProposer):
@@ -40,16 +42,21 @@ class SuffixProposer(CopyingProposer):
 
     def proposal(self, job: Job) -> Int32Array:
         """The job's block; without a token wanted, the index is made."""
+        return np.array(self.copied(job).tokens, np.int32)
+
+    def copied(self, job: Job, least: float = 0.0) -> Copied:
+        """The same, with what is expected of it; nothing where that is less than `least`."""
         index = self.indexes.of(job.session)
         if not job.limit:
-            return np.empty(0, np.int32)
+            return NOTHING
         own = [Place(index.tokens, at + 1, matched) for matched, at in _found(index, index, len(index) - 1)]
         history = self._histories.of(job.law.tenant)
         earlier = _earlier(job, index, history) if history is not None else []
         block = continued([*own, *earlier], index.tokens, job.limit)
+        block = block if block.expected >= least else NOTHING
         if not job.guess:
-            self._metrics.matched("none" if not block else _source(own, earlier))
-        return np.array(block, np.int32)
+            self._metrics.matched(_source(own, earlier) if block.tokens else "none")
+        return block
 
 
 def _earlier(job: Job, index: SuffixIndex, history: History) -> list[Place]:

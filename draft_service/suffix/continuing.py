@@ -18,6 +18,19 @@ TRUST = 0.05
 
 
 @dataclass(frozen=True)
+class Copied:
+    """A block.
+
+    Attributes:
+        tokens: of it.
+        expected: how many of them are expected to be right, in order.
+    """
+
+    tokens: list[int]
+    expected: float
+
+
+@dataclass(frozen=True)
 class Place:
     """Somewhere that the last tokens stood before.
 
@@ -32,7 +45,7 @@ class Place:
     matched: int
 
 
-def continued(places: Sequence[Place], own: "array[int]", limit: int, trust: float = TRUST) -> list[int]:
+def continued(places: Sequence[Place], own: "array[int]", limit: int, trust: float = TRUST) -> Copied:
     """At most `limit` tokens, none where there is no place.
 
     Args:
@@ -43,7 +56,7 @@ def continued(places: Sequence[Place], own: "array[int]", limit: int, trust: flo
     longest = max((place.matched for place in places), default=0)
     live = [(place, _FADING ** (longest - place.matched)) for place in places]
     block: list[int] = []
-    left = 1.0
+    left, expected = 1.0, 0.0
     while len(block) < limit:
         said = [(_following(place, own, block), place, weight) for place, weight in live]
         votes: dict[int, float] = {}
@@ -58,8 +71,9 @@ def continued(places: Sequence[Place], own: "array[int]", limit: int, trust: flo
         if left < trust:
             break
         block.append(best)
+        expected += left
         live = [(place, weight) for token, place, weight in said if token == best]
-    return block
+    return Copied(block, expected)
 
 
 def _following(place: Place, own: "array[int]", block: Sequence[int]) -> int:

@@ -39,7 +39,7 @@ class SystemOptions:
         store: URL of the session store; empty starts an embedded one.
         lookahead: longest block of requests that do not choose; above 16 it is the limit for those that do. None lets
             the orchestrator choose every round's.
-        proposers: what the draft worker offers; the first is its default.
+        proposers: what the draft worker offers.
         early_exit_layers: layers of the early exit.
         early_exit: directory of a trained exit, which runs instead.
         ahead_blocks: blocks that the draft worker drafts ahead; 0 on one machine, where it would take from the target.

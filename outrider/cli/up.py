@@ -19,6 +19,7 @@ from outrider.cli.options import (
     MeasureThreads,
     ProposerName,
     Threads,
+    offered,
 )
 from outrider.cli.report import counted
 from outrider.cli.run import run
@@ -47,7 +48,8 @@ def up(
     ] = "",
     lookahead: Lookahead = None,
     proposer: Annotated[
-        list[ProposerName] | None, typer.Option(help="What makes the blocks; again for more, the first is the default.")
+        list[ProposerName] | None,
+        typer.Option(help="What makes the blocks; again for more: sessions get what pays; auto: the model and copies."),
     ] = None,
     early_exit_layers: EarlyExitLayers = 0,
     early_exit: EarlyExit = "",
@@ -69,7 +71,7 @@ def up(
 
     MODEL is a Hugging Face id, a local directory, gguf:FILE, or synthetic:KEY=VALUE,... (a model without weights).
     """
-    proposers = tuple(name.value for name in proposer or [ProposerName.model])
+    proposers = offered(proposer or [ProposerName.model])
     if ProposerName.model.value in proposers and not draft:
         draft = shipped_draft(target)
         if not draft:

@@ -41,7 +41,7 @@ class Options(TypedDict, total=False):
     lark: str
     lookahead: int
     acceptance: Literal["greedy", "ratio", "block", "coupled"]
-    proposer: Literal["model", "early_exit", "prompt_lookup", "prediction", "suffix"]
+    proposer: Literal["model", "early_exit", "prompt_lookup", "prediction", "suffix", "suffix_or_model", "auto"]
     prediction: str
 
 

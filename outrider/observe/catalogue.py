@@ -115,7 +115,10 @@ ENGINE_STATE = Label("state", ("loading", "serving", "stuck", "failed", "drainin
 STORE_CALLS = ("create", "commit", "finish", "load", "take_over", "request_cancel", "ping")
 STORE_CALL = Label("operation", STORE_CALLS)
 SOURCE = Label("source", ("request", "history", "none"))
-PROPOSER = Label("proposer", tuple(name.lower() for name in names(draft_pb2.Proposer.keys(), "PROPOSER_")[1:]))
+# Not the orchestrator's choice, which is one of the others in the end.
+PROPOSER = Label(
+    "proposer", tuple(name.lower() for name in names(draft_pb2.Proposer.keys(), "PROPOSER_")[1:] if name != "AUTO")
+)
 OUTCOME = Label("outcome", ("ready", "begun", "missed"))
 
 OPERATION = Label("gen_ai.operation.name", ("chat", "text_completion", "resume"))
@@ -180,6 +183,16 @@ _ROUNDS = (
         Label("kind", ("block", "probe", "prefix")),
         Label("lookahead", bound=f"0 to {MAX_LOOKAHEAD}"),
     ),
+    _counter(
+        "proposer_choices",
+        "{choice}",
+        "Proposers chosen for sessions whose requests name none: the only one, by what was measured, or as a trial",
+        PROPOSER,
+        Label("reason", ("only", "measured", "trial")),
+    ),
+    _counter("proposer_blocks", "{block}", "Blocks that were verified, by what made them", PROPOSER),
+    _counter("proposer_draft_tokens", "{token}", "Draft tokens that were verified, by what made them", PROPOSER),
+    _counter("proposer_accepted_tokens", "{token}", "Draft tokens that were kept, by what made them", PROPOSER),
     _counter(
         "draft_hedges",
         "{block}",

@@ -41,6 +41,10 @@ class _ProposerEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Proposer.Val
     """Copies what most often followed the longest match of the last tokens in prompt and output, or in earlier outputs of the
     same tenant where the worker keeps any; nothing, or few tokens, where the match is weak.
     """
+    PROPOSER_SUFFIX_OR_MODEL: _Proposer.ValueType  # 6
+    """PROPOSER_SUFFIX where it finds much to copy, PROPOSER_MODEL otherwise."""
+    PROPOSER_AUTO: _Proposer.ValueType  # 7
+    """In a request: the orchestrator's choice, for each session anew, by what was measured. No worker offers it."""
 
 class Proposer(_Proposer, metaclass=_ProposerEnumTypeWrapper):
     """What makes blocks."""
@@ -59,6 +63,10 @@ PROPOSER_SUFFIX: Proposer.ValueType  # 5
 """Copies what most often followed the longest match of the last tokens in prompt and output, or in earlier outputs of the
 same tenant where the worker keeps any; nothing, or few tokens, where the match is weak.
 """
+PROPOSER_SUFFIX_OR_MODEL: Proposer.ValueType  # 6
+"""PROPOSER_SUFFIX where it finds much to copy, PROPOSER_MODEL otherwise."""
+PROPOSER_AUTO: Proposer.ValueType  # 7
+"""In a request: the orchestrator's choice, for each session anew, by what was measured. No worker offers it."""
 Global___Proposer: _TypeAlias = Proposer  # noqa: Y015
 
 @_typing.final
@@ -365,10 +373,13 @@ class Block(_message.Message):
     TOKENS_FIELD_NUMBER: _builtins.int
     LAW_FIELD_NUMBER: _builtins.int
     TIMING_FIELD_NUMBER: _builtins.int
+    PROPOSER_FIELD_NUMBER: _builtins.int
     tokens: _builtins.bytes
     """int32[lookahead]: as many as asked for or fewer; none when the proposer has no proposal. A pushed block may hold more
     than the Advance for its base length wants.
     """
+    proposer: Global___Proposer.ValueType
+    """What made it, where the session's proposer leaves that to others; unset otherwise."""
     @_builtins.property
     def law(self) -> _types_pb2.DraftLaw:
         """The laws that they were drawn from, one row a token; unset when the session omits it."""
@@ -383,10 +394,11 @@ class Block(_message.Message):
         tokens: _builtins.bytes = ...,
         law: _types_pb2.DraftLaw | None = ...,
         timing: Global___DraftTiming | None = ...,
+        proposer: Global___Proposer.ValueType = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["law", b"law", "timing", b"timing"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["law", b"law", "timing", b"timing", "tokens", b"tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["law", b"law", "proposer", b"proposer", "timing", b"timing", "tokens", b"tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -243,6 +243,51 @@ async def test_the_same_tenant_of_another_orchestrator_is_another_tenant(tmp_pat
             assert [await drafted(stream, "acme") for stream in streams] == [OUTPUT[4:8], [], OUTPUT[4:8]]
 
 
+BOTH = {"proposers": "suffix_or_model,model", "ahead_blocks": 0}
+GREEDY = LawParams(temperature=0.0)
+
+
+async def test_a_copy_comes_before_the_model_where_there_is_much_to_copy() -> None:
+    model = ScriptedEngine(next_token_script(64), vocab_size=64)
+    async with start_draft(model, **BOTH) as draft:
+        stream = draft.stream()
+        tokens = [*range(10, 20), 30, 10, 11, 12, 13, 14]
+        event = await stream.ask(open_command("s", tokens, 4, law=GREEDY))
+        assert (block_of(event)[0], event.block.proposer) == ([15, 16, 17, 18], PROPOSER_SUFFIX)
+        assert model.passes == []
+        tokens += [15, 16, 17, 18, 40]
+        event = await stream.ask(advance_command("s", tokens, 4, new=5))
+        assert (block_of(event)[0], event.block.proposer) == ([41, 42, 43, 44], draft_pb2.PROPOSER_MODEL)
+        # It has read what was copied, and all before.
+        assert sum(len(one.tokens) for seen in model.passes for one in seen) == len(tokens) + 3
+        # A match of two tokens is not worth the model's block.
+        tokens += [41, 15, 16]
+        event = await stream.ask(advance_command("s", tokens, 4, new=3))
+        assert (block_of(event)[0], event.block.proposer) == ([17, 18, 19, 20], draft_pb2.PROPOSER_MODEL)
+        assert draft.service.load().open_sessions == 1
+        await stream.send(close_command("s"))
+        await draft.until_sessions(0)
+        assert draft.service._scheduler.indexed_tokens == 0
+
+
+async def test_copies_before_the_model_and_the_model_alone_share_sessions_and_passes() -> None:
+    model = ScriptedEngine(next_token_script(64), vocab_size=64)
+    async with start_draft(model, **BOTH) as draft:
+        stream = draft.stream()
+        tokens = list(range(20, 30))
+        both, alone = draft_pb2.PROPOSER_SUFFIX_OR_MODEL, draft_pb2.PROPOSER_MODEL
+        await stream.send(
+            open_command("s", tokens, 3, law=GREEDY, proposer=both),
+            open_command("t", tokens, 3, law=GREEDY, proposer=alone),
+        )
+        assert [block_of(await stream.event())[0] for _ in range(2)] == [[30, 31, 32]] * 2
+        assert [len(seen) for seen in model.passes] == [2, 2, 2]
+        model.passes.clear()
+        # Another proposer, the same model: it computes nothing anew but the last token, whose logits are wanted.
+        await stream.ask(open_command("s", tokens, 1, law=GREEDY, proposer=alone))
+        assert [len(one.tokens) for seen in model.passes for one in seen] == [1]
+
+
 # Through the services.
 
 TENANTS = {name: new_token(name) for name in ("acme", "bell")}

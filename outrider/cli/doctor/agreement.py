@@ -135,7 +135,7 @@ def _contexts(workers: Sequence[Worker]) -> list[Finding]:
 def _proposers(workers: Iterable[Worker]) -> list[Finding]:
     offers = [(each.name, ", ".join(each.proposers) + _kept(each)) for each in workers if each.proposers]
     if len(_grouped(offers)) == 1:
-        return [ok("proposers", "drafts", f"{offers[0][1]} (the first is the default)")]
+        return [ok("proposers", "drafts", offers[0][1])]
     return _alike("drafts", offers, "a session gets what its draft worker offers: give all the same --proposers")
 
 

@@ -49,8 +49,8 @@ def request(proposer: str, rule: "Acceptance.ValueType", **fields: object) -> Ge
 
 
 def system(proposer: str, **draft: object):  # type: ignore[no-untyped-def]
-    """Beside it the worker offers suffix, with which alone outputs are kept."""
-    offered, settings = dict.fromkeys((proposer, "suffix")), {**SETTINGS, **draft}
+    """Beside it the worker offers suffix, with which alone outputs are kept, and the model, which others stand on."""
+    offered, settings = dict.fromkeys((proposer, "suffix", "model")), {**SETTINGS, **draft}
     return start_system(
         synthetic(**SPEC), synthetic(**SPEC, noise=1.0), proposers=",".join(offered), draft_settings=settings
     )
@@ -112,3 +112,21 @@ async def test_a_mutant_of_the_rule_fails_with_suffix_too(fault: str, monkeypatc
     async with system("suffix") as running:
         generations = await outcomes(running, "suffix", ACCEPTANCE_RATIO)
     assert p_value(law, [one.ids[:LENGTH] for one in generations]) < ALPHA
+
+
+@pytest.mark.parametrize("named", [True, False])
+@pytest.mark.parametrize("rule", BY_TOKEN)
+async def test_what_the_orchestrator_chooses_changes_no_token(rule: "Acceptance.ValueType", named: bool) -> None:
+    async with system("suffix_or_model") as running:
+        made_by: set[int] = set()
+        for seed in range(6):
+            asked = request("model", rule, seed=seed, lookahead=0, max_tokens=30)
+            plain = await running.generate(asked)
+            asked.speculation.lookahead = 3
+            asked.speculation.proposer = draft_pb2.PROPOSER_AUTO if named else draft_pb2.PROPOSER_UNSPECIFIED
+            one = await running.generate(asked)
+            assert one.ids == plain.ids
+            assert any(each.proposer_choice for each in one.rounds)
+            made_by |= {each.proposer for each in one.rounds if each.drafted}
+        # Of each something had to be seen.
+        assert made_by == {draft_pb2.PROPOSER_MODEL, draft_pb2.PROPOSER_SUFFIX}
