@@ -59,4 +59,6 @@ def _block(job: Job) -> draft_pb2.Block:
     block = block_message(np.array(job.tokens, np.int32), law, timing)
     if job.parents is not None:
         block.parents = to_bytes(job.parents)
+    if job.source is not None:
+        block.proposer = job.source
     return block

@@ -11,7 +11,14 @@ from outrider.law.noise import Purpose
 from outrider.law.params import LawParams, ParamError, check, from_law_spec
 from outrider.law.sparse import Int32Array
 from outrider.net.arrays import ArrayError, features_from_message, tokens_in_vocab
-from outrider.net.bounds import DEFAULT_LAW_TOP, MAX_FEATURE_BYTES, MAX_LAW_TOP, MAX_LOOKAHEAD, MAX_SESSION_ID
+from outrider.net.bounds import (
+    DEFAULT_LAW_TOP,
+    MAX_FEATURE_BYTES,
+    MAX_LAW_TOP,
+    MAX_LOOKAHEAD,
+    MAX_SESSION_ID,
+    MAX_TENANT,
+)
 from outrider.net.errors import invalid_field
 from outrider.observe.tracing import kept
 from outrider.v1 import draft_pb2
@@ -23,6 +30,21 @@ _NOTHING = np.empty(0, np.int32)
 
 # (number of the stream in this process, session id): sessions of different streams never meet.
 Key = tuple[int, str]
+# (who the stream's certificate says the orchestrator is, whom it says that the session is for).
+Tenant = tuple[str, str]
+
+
+@dataclass(frozen=True)
+class Peer:
+    """The other end of a stream.
+
+    Attributes:
+        stream: its number in this process.
+        identity: names in its client certificate; empty without one.
+    """
+
+    stream: int
+    identity: str = ""
 
 
 @dataclass(frozen=True)
@@ -36,6 +58,7 @@ class SessionLaw:
         coupled: whether tokens are drawn with COUPLE noise, which the target shares.
         omit_law: whether blocks travel without their law.
         prediction: [n] int32, what the client expects to be generated.
+        tenant: whom the session is for.
     """
 
     kind: Proposer.ValueType
@@ -45,6 +68,12 @@ class SessionLaw:
     coupled: bool = False
     omit_law: bool = False
     prediction: Int32Array = field(default_factory=lambda: _NOTHING, compare=False)
+    tenant: Tenant = ("", "")
+
+    @property
+    def by_token(self) -> bool:
+        """Whether the target's own tokens decide, whatever is proposed: the output is a function of the seed."""
+        return self.coupled or self.params.greedy
 
     @property
     def purpose(self) -> Purpose:
@@ -81,10 +110,18 @@ class Ask:
 
 @dataclass(frozen=True)
 class CloseSession:
-    """Frees a session; not answered."""
+    """Frees a session; not answered.
+
+    Attributes:
+        ended: whether its output may be kept: then the rest says what was committed since the last command, as in Ask.
+    """
 
     key: Key
     epoch: int
+    ended: bool = False
+    base_length: int = 0
+    tokens: Int32Array = field(default_factory=lambda: _NOTHING)
+    prefix_hash: int = 0
 
 
 @dataclass(frozen=True)
@@ -106,7 +143,7 @@ def base_length_of(message: draft_pb2.DraftCommand) -> int:
 
 def parse_command(
     message: draft_pb2.DraftCommand,
-    stream: int,
+    peer: Peer,
     vocab_size: int,
     kinds: tuple[Proposer.ValueType, ...],
     feature_width: int = 0,
@@ -117,17 +154,17 @@ def parse_command(
     """
     if not 1 <= len(message.session_id) <= MAX_SESSION_ID:
         raise invalid_field(f"session_id has {len(message.session_id)} characters, must be 1 to {MAX_SESSION_ID}")
-    key = (stream, message.session_id)
+    key = (peer.stream, message.session_id)
     try:
         match message.WhichOneof("action"):
             case "open":
-                ask = _open(message.open, key, message.epoch, vocab_size, kinds)
+                ask = _open(message.open, key, message.epoch, vocab_size, kinds, peer)
                 ask = _with_features(ask, message.open, feature_width)
             case "advance":
                 ask = _advance(message.advance, key, message.epoch, vocab_size)
                 ask = _with_features(ask, message.advance, feature_width)
             case "close":
-                return CloseSession(key, message.epoch)
+                return _close(message.close, key, message.epoch, vocab_size)
             case _:
                 raise invalid_field("action is not set")
     except (ArrayError, ParamError) as error:
@@ -135,7 +172,14 @@ def parse_command(
     return replace(ask, traceparent=kept(message.traceparent)) if message.traceparent else ask
 
 
-def _open(message: draft_pb2.Open, key: Key, epoch: int, vocab_size: int, kinds: tuple[Proposer.ValueType, ...]) -> Ask:
+def _open(
+    message: draft_pb2.Open,
+    key: Key,
+    epoch: int,
+    vocab_size: int,
+    kinds: tuple[Proposer.ValueType, ...],
+    peer: Peer,
+) -> Ask:
     tokens = tokens_in_vocab(message.tokens, "open.tokens", vocab_size)
     if not len(tokens):
         raise invalid_field("open.tokens holds 0 tokens, must be at least 1")
@@ -148,6 +192,8 @@ def _open(message: draft_pb2.Open, key: Key, epoch: int, vocab_size: int, kinds:
     prediction = tokens_in_vocab(message.prediction, "open.prediction", vocab_size)
     if len(prediction) > MAX_PREDICTION:
         raise invalid_field(f"open.prediction holds {len(prediction)} tokens, limit {MAX_PREDICTION}")
+    if len(message.tenant) > MAX_TENANT:
+        raise invalid_field(f"open.tenant has {len(message.tenant)} characters, limit {MAX_TENANT}")
     params, seed = from_law_spec(message.law)
     check(params, vocab_size)
     law = SessionLaw(
@@ -158,6 +204,7 @@ def _open(message: draft_pb2.Open, key: Key, epoch: int, vocab_size: int, kinds:
         coupled=message.coupled,
         omit_law=message.omit_law,
         prediction=prediction,
+        tenant=(peer.identity, message.tenant),
     )
     lookahead, nodes = _lookahead(message.lookahead, "open"), _nodes(message.max_nodes, "open")
     return Ask(key, epoch, len(tokens), tokens, 0, lookahead, law, nodes=nodes)
@@ -190,6 +237,14 @@ def _nodes(value: int, action: str) -> int:
     if value > MAX_LOOKAHEAD:
         raise invalid_field(f"{action}.max_nodes is {value}, limit {MAX_LOOKAHEAD}")
     return value
+
+
+def _close(message: draft_pb2.Close, key: Key, epoch: int, vocab_size: int) -> CloseSession:
+    tokens = tokens_in_vocab(message.tokens, "close.tokens", vocab_size)
+    if len(tokens) > message.base_length:
+        limit = f"at most base_length {message.base_length}"
+        raise invalid_field(f"close.tokens holds {len(tokens)} tokens, must be {limit}")
+    return CloseSession(key, epoch, message.ended, message.base_length, tokens, message.prefix_hash)
 
 
 def _lookahead(value: int, action: str) -> int:

@@ -15,7 +15,12 @@ PROPOSERS: dict[str, Proposer.ValueType] = {
     "prompt_lookup": draft_pb2.PROPOSER_PROMPT_LOOKUP,
     "prediction": draft_pb2.PROPOSER_PREDICTION,
     "medusa": draft_pb2.PROPOSER_MEDUSA,
+    "suffix": draft_pb2.PROPOSER_SUFFIX,
+    "suffix_or_model": draft_pb2.PROPOSER_SUFFIX_OR_MODEL,
 }
+COPYING_SUFFIXES = {draft_pb2.PROPOSER_SUFFIX, draft_pb2.PROPOSER_SUFFIX_OR_MODEL}
+# Tokens; some outputs' worth.
+LEAST_HISTORY = 1_024
 PROPOSER_NAMES = {number: name for name, number in PROPOSERS.items()}
 
 
@@ -26,7 +31,7 @@ class DraftConfig(WorkerConfig):
 
     proposers: str = Field(
         "model,prediction",
-        description="what to offer, first the default: model, early_exit, medusa, prompt_lookup, prediction",
+        description="what to offer: model, early_exit, medusa, prompt_lookup, prediction, suffix, suffix_or_model",
     )
     early_exit_layers: int = Field(0, ge=0, description="layers of the model that early_exit runs")
     early_exit: str = Field("", description="directory of a trained exit that early_exit runs instead of bare layers")
@@ -36,6 +41,23 @@ class DraftConfig(WorkerConfig):
     )
     ahead_others: int = Field(
         2, ge=0, le=8, description="blocks drafted for less likely outcomes once those are there; not pushed"
+    )
+    suffix_tokens: int = Field(
+        4_194_304,
+        ge=1,
+        description="tokens of sessions that suffix keeps indexed, some 40 bytes each; older ones are made anew",
+    )
+    suffix_history: int = Field(
+        0,
+        ge=0,
+        le=16_777_216,
+        description="tokens of earlier outputs to keep of each tenant and draft from for that tenant; 0: none",
+    )
+    suffix_history_tenants: int = Field(
+        64, ge=1, description="tenants whose outputs are kept; the least recent one goes"
+    )
+    suffix_history_ttl: float = Field(
+        3_600.0, gt=0, description="seconds after which the outputs of a tenant without sessions are forgotten"
     )
     target_model: str = Field("", description="MODEL of the target, for a distilled draft; empty: the one it names")
 
@@ -50,12 +72,23 @@ class DraftConfig(WorkerConfig):
             raise ValueError("a proposer stands twice")
         return value
 
+    @field_validator("suffix_history")
+    @classmethod
+    def _worth_it(cls, value: int) -> int:
+        if 0 < value < LEAST_HISTORY:
+            raise ValueError(f"fewer than {LEAST_HISTORY} tokens are of no use; 0 keeps none")
+        return value
+
     @model_validator(mode="after")
     def _layers(self) -> "DraftConfig":
         if draft_pb2.PROPOSER_EARLY_EXIT in self.kinds and bool(self.early_exit_layers) == bool(self.early_exit):
             raise ValueError("early_exit needs one of --early-exit-layers and --early-exit")
         if (draft_pb2.PROPOSER_MEDUSA in self.kinds) != bool(self.medusa):
             raise ValueError("the proposer medusa and --medusa go together")
+        if draft_pb2.PROPOSER_SUFFIX_OR_MODEL in self.kinds and draft_pb2.PROPOSER_MODEL not in self.kinds:
+            raise ValueError("suffix_or_model needs the proposer model beside it")
+        if self.suffix_history and not COPYING_SUFFIXES & {*self.kinds}:
+            raise ValueError("--suffix-history needs suffix or suffix_or_model, which alone draft from what is kept")
         return self
 
     @cached_property

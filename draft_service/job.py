@@ -10,6 +10,7 @@ from outrider.law.sparse import Float32Array, Int32Array
 from outrider.lm.passes import Pass, Work
 from outrider.lm.session_cache import Session
 from outrider.net.errors import OutriderError
+from outrider.v1.draft_pb2 import Proposer
 
 
 @dataclass(eq=False)
@@ -35,6 +36,7 @@ class Job:
         growth: the tree in the making, where one is wanted; None for a chain.
         parents: the row that each token follows; None in a chain.
         traced: the passes, where the command is traced.
+        source: what makes it, where that is decided for each block; None before it is, and elsewhere.
         done: the block is complete.
         failed: why there will be none.
     """
@@ -57,11 +59,17 @@ class Job:
     growth: Growth | None = None
     parents: Int32Array | None = None
     traced: list[Pass] = field(default_factory=list)
+    source: Proposer.ValueType | None = None
     done: bool = False
     failed: OutriderError | None = None
     first_pass_at: float | None = None
     forward_micros: int = 0
     passes: int = 0
+
+    @property
+    def made_by(self) -> Proposer.ValueType:
+        """The proposer whose block it is."""
+        return self.law.kind if self.source is None else self.source
 
     @property
     def noise(self) -> RoundNoise:

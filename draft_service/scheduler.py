@@ -8,10 +8,12 @@ from draft_service.commands import Ask, CloseSession, CloseStream, Command, Key,
 from draft_service.config import DraftConfig
 from draft_service.growth import Growth
 from draft_service.job import Answer, Job
-from draft_service.proposers import prediction, prompt_lookup
+from draft_service.proposers import combined, prediction, prompt_lookup
 from draft_service.proposers.base import BlockProposer
 from draft_service.proposers.copying import CopyingProposer
 from draft_service.proposers.model import ModelProposer
+from draft_service.proposers.suffix import SuffixProposer
+from draft_service.suffix.history import Histories
 from outrider.lm.engine import Engine
 from outrider.lm.engine_load import EngineLoad
 from outrider.lm.epoch_fence import EpochFence
@@ -51,10 +53,23 @@ class DraftScheduler:
         self._grammars, self._metrics, self._config = grammars, metrics, config
         self._jobs: dict[Key, Job] = {}
         self._laws: dict[Key, SessionLaw] = {}
+        # Committed tokens of each session, as its newest command says.
+        self._lengths: dict[Key, int] = {}
+        self.histories = Histories(config.suffix_history, config.suffix_history_tenants, config.suffix_history_ttl)
         self._fence: EpochFence[Key] = EpochFence()
         self._numbers = count()
         self._ahead = Ahead(config.ahead_blocks, config.ahead_others, self._context_length, self._numbers, metrics)
-        self._proposers = {kind: self._proposer(kind, engines) for kind in config.kinds}
+        self._suffix: SuffixProposer | None = None
+        self._proposers: dict[Proposer.ValueType, BlockProposer] = {}
+        for kind in config.kinds:
+            if kind == draft_pb2.PROPOSER_SUFFIX_OR_MODEL:
+                self._copier()
+            else:
+                self._proposers[kind] = self._proposer(kind, engines)
+        # Two names of one proposer, whose sessions then share its passes: what is copied is decided before.
+        self._each = list(self._proposers.values())
+        if draft_pb2.PROPOSER_SUFFIX_OR_MODEL in config.kinds:
+            self._proposers[draft_pb2.PROPOSER_SUFFIX_OR_MODEL] = self._proposers[draft_pb2.PROPOSER_MODEL]
         self._answers: list[Answer] = []
         self.load = EngineLoad()
 
@@ -62,6 +77,11 @@ class DraftScheduler:
     def busy(self) -> bool:
         """Whether a block is in the making."""
         return bool(self._jobs or self._ahead.running)
+
+    @property
+    def indexed_tokens(self) -> int:
+        """Tokens of sessions that are indexed. May be asked for in any thread."""
+        return self._suffix.indexes.tokens if self._suffix is not None else 0
 
     def handle(self, commands: list[Command]) -> list[Answer]:
         """Takes commands in.
@@ -72,8 +92,8 @@ class DraftScheduler:
             match command:
                 case Ask():
                     self._take(command)
-                case CloseSession(key, epoch):
-                    self._close(key, epoch)
+                case CloseSession():
+                    self._close(command)
                 case CloseStream(stream):
                     self._close_stream(stream)
         self._answer_finished()
@@ -93,10 +113,24 @@ class DraftScheduler:
         return self._hand_over()
 
     def _pass(self, jobs: list[Job]) -> None:
-        for kind, proposer in self._proposers.items():
-            of_kind = [job for job in jobs if job.law.kind == kind]
-            if of_kind:
-                proposer.step(of_kind)
+        for job in jobs:
+            if job.law.kind == draft_pb2.PROPOSER_SUFFIX_OR_MODEL and job.source is None:
+                combined.decide(job, self._copier())
+        for proposer in self._each:
+            its_own = [job for job in jobs if self._proposers[job.law.kind] is proposer and not job.done]
+            if its_own:
+                proposer.step(its_own)
+
+    def _copier(self) -> SuffixProposer:
+        """The one that copies: one index for each session."""
+        if self._suffix is None:
+            context = self._config.context_length or _LOOKUP_CONTEXT
+            cache = self._new_cache()
+            self._suffix = SuffixProposer(cache, context, self.histories, self._config.suffix_tokens, self._metrics)
+        return self._suffix
+
+    def _new_cache(self) -> SessionCache[Key]:
+        return SessionCache(self._config.session_ttl, self._jobs.__contains__, self._evicted)
 
     def _answer_finished(self) -> None:
         for job in list(self._jobs.values()):
@@ -114,12 +148,15 @@ class DraftScheduler:
 
     def sweep(self) -> None:
         """Frees sessions past their time-to-live."""
-        for proposer in self._proposers.values():
+        for proposer in self._each:
             proposer.cache.sweep()
+        self.histories.sweep()
         self._measure()
 
     def _proposer(self, kind: Proposer.ValueType, engines: Mapping[Proposer.ValueType, Engine]) -> BlockProposer:
-        cache: SessionCache[Key] = SessionCache(self._config.session_ttl, self._jobs.__contains__, self._evicted)
+        if kind == draft_pb2.PROPOSER_SUFFIX:
+            return self._copier()
+        cache = self._new_cache()
         if kind in _COPIED:
             return CopyingProposer(cache, self._config.context_length or _LOOKUP_CONTEXT, _COPIED[kind])
         return ModelProposer(
@@ -139,6 +176,7 @@ class DraftScheduler:
             self._fence.raise_to(ask.key, ask.epoch)
             self._overtake(ask.key)
             self._jobs[ask.key] = self._begin(ask)
+            self._lengths[ask.key] = ask.base_length
         except OutriderError as error:
             self._answers.append(Answer(ask, error=error))
 
@@ -174,20 +212,38 @@ class DraftScheduler:
     def _open(self, key: Key, law: SessionLaw) -> Session[Key]:
         grammar = self._grammars.open(law.params)
         before = self._laws.get(key)
-        if before is not None and before.kind != law.kind:
+        if before is not None and self._proposers[before.kind] is not self._proposers[law.kind]:
             self._drop(key)
         self._laws[key] = law
         session = self._proposers[law.kind].cache.open(key)
         session.grammar = grammar
         return session
 
-    def _close(self, key: Key, epoch: int) -> None:
+    def _close(self, command: CloseSession) -> None:
+        key = command.key
         try:
-            self._fence.raise_to(key, epoch)
+            self._fence.raise_to(key, command.epoch)
         except OutriderError:
             return  # a former owner's; Close is not answered
         self._overtake(key)
+        if command.ended:
+            self._keep_output(command)
         self._drop(key)
+
+    def _keep_output(self, command: CloseSession) -> None:
+        """Keeps the session's output for others of its tenant, where outputs are kept."""
+        law, length = self._laws.get(command.key), self._lengths.get(command.key, 0)
+        session = self._proposers[law.kind].cache.find(command.key) if law is not None else None
+        if law is None or session is None:
+            return
+        self._ahead.drop(command.key)
+        if len(command.tokens):
+            try:
+                session.rebase(command.base_length, command.tokens, command.prefix_hash)
+            except OutriderError:
+                return  # what it holds is not what was committed
+            length = command.base_length
+        self.histories.add(law.tenant, session.tokens[law.params.prompt_length : length], law.seed)
 
     def _close_stream(self, stream: int) -> None:
         for key in [key for key in self._laws if key[0] == stream]:
@@ -203,14 +259,22 @@ class DraftScheduler:
 
     def _drop(self, key: Key) -> None:
         self._ahead.drop(key)
+        self._lengths.pop(key, None)
         law = self._laws.pop(key, None)
         session = self._proposers[law.kind].cache.find(key) if law is not None else None
         if law is not None and session is not None:
             self._proposers[law.kind].cache.drop(session)
+        self._forget_index(key)
+
+    def _forget_index(self, key: Key) -> None:
+        if self._suffix is not None:
+            self._suffix.forget(key)
 
     def _evicted(self, key: Key) -> None:
         self._ahead.drop(key)
+        self._lengths.pop(key, None)
         self._laws.pop(key, None)
+        self._forget_index(key)
         self._metrics.evicted()
 
     def _hand_over(self) -> list[Answer]:
@@ -219,10 +283,10 @@ class DraftScheduler:
         return answers
 
     def _measure(self) -> None:
-        pages = [proposer.pages() for proposer in self._proposers.values()]
-        sessions = sum(len(proposer.cache) for proposer in self._proposers.values())
+        pages = [proposer.pages() for proposer in self._each]
+        sessions = sum(len(proposer.cache) for proposer in self._each)
         used, total = (sum(numbers) for numbers in zip(*pages, strict=True))
-        shared = sum(proposer.shared_pages() for proposer in self._proposers.values())
+        shared = sum(proposer.shared_pages() for proposer in self._each)
         self.load = EngineLoad(sessions, used, total, shared)
 
 

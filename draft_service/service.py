@@ -9,7 +9,7 @@ from typing import Any
 import grpc
 
 from draft_service.answers import event_of, feeding_message, reason_of, rejection
-from draft_service.commands import Ask, CloseStream, Command, parse_command
+from draft_service.commands import Ask, CloseStream, Command, Peer, parse_command
 from draft_service.config import PROPOSER_NAMES, DraftConfig
 from draft_service.job import Answer
 from draft_service.scheduler import DraftScheduler
@@ -23,6 +23,7 @@ from outrider.lm.model_info import model_info
 from outrider.lm.warm_up import warm_up
 from outrider.net.bounds import MAX_COMMANDS, MAX_LOOKAHEAD
 from outrider.net.errors import OutriderError, abort, invalid_field, queue_full, reason_name
+from outrider.net.tls import identity_of
 from outrider.observe.metrics import DraftMetrics
 from outrider.observe.tracing import Spans
 from outrider.observe.worker_spans import WorkerSpans
@@ -75,6 +76,10 @@ class DraftService(draft_pb2_grpc.DraftServiceServicer):
         )
         draft_pb2_grpc.add_DraftServiceServicer_to_server(self, self.host.server.grpc)
         self.host.watch(self._metrics, self.engine_load, lambda: self.pending)
+        self._metrics.watch_suffixes(
+            indexed=lambda: self._scheduler.indexed_tokens if self.host.loaded else 0,
+            kept=lambda: self._scheduler.histories.tokens if self.host.loaded else 0,
+        )
 
     async def Draft(  # type: ignore[override]  # the reader/writer style: cancellation reaches one place
         self, request_iterator: AsyncIterator[draft_pb2.DraftRequest], context: Context
@@ -84,7 +89,8 @@ class DraftService(draft_pb2_grpc.DraftServiceServicer):
         if refusal is not None:
             await abort(context, refusal)
         stream = self._open_stream()
-        reading = asyncio.create_task(self._read(stream, request_iterator))
+        peer = Peer(stream.number, identity_of(context))
+        reading = asyncio.create_task(self._read(stream, peer, request_iterator))
         try:
             while events := await stream.next_events():
                 await context.write(draft_pb2.DraftResponse(events=events, load=self.load()))
@@ -111,6 +117,7 @@ class DraftService(draft_pb2_grpc.DraftServiceServicer):
             max_lookahead=MAX_LOOKAHEAD,
             proposers=self._config.kinds,
             feedings=[feeding_message(*each) for each in self._feedings.items()],
+            history_tokens=self._config.suffix_history,
             instance_id=self.host.instance_id,
             version=__version__,
         )
@@ -125,13 +132,13 @@ class DraftService(draft_pb2_grpc.DraftServiceServicer):
         """Commands that the engine thread has not answered yet. May be asked for in any thread."""
         return sum(stream.pending for stream in self._streams.copy().values())
 
-    async def _read(self, stream: Stream, requests: AsyncIterator[draft_pb2.DraftRequest]) -> None:
+    async def _read(self, stream: Stream, peer: Peer, requests: AsyncIterator[draft_pb2.DraftRequest]) -> None:
         """Commands in order, until the peer half-closes, the call ends, or the worker drains."""
         try:
             async for request in requests:
                 if stream.read_all:
                     return
-                self._take(stream, request)
+                self._take(stream, peer, request)
                 await stream.until_room()
             stream.finish_reading()
         except OutriderError as error:
@@ -141,16 +148,14 @@ class DraftService(draft_pb2_grpc.DraftServiceServicer):
             log.debug("stream %d: reading ended: %r", stream.number, error)
             stream.finish_reading()
 
-    def _take(self, stream: Stream, request: draft_pb2.DraftRequest) -> None:
+    def _take(self, stream: Stream, peer: Peer, request: draft_pb2.DraftRequest) -> None:
         if len(request.commands) > MAX_COMMANDS:
             raise invalid_field(f"commands has {len(request.commands)} entries, limit {MAX_COMMANDS}")
         rejections = []
         room = self._config.max_queue_items - self.pending
         for message in request.commands:
             try:
-                command = parse_command(
-                    message, stream.number, self._info.vocab_size, self._config.kinds, self._feature_width
-                )
+                command = parse_command(message, peer, self._info.vocab_size, self._config.kinds, self._feature_width)
                 if isinstance(command, Ask):
                     if room <= 0:
                         raise self._queue_full()
@@ -223,7 +228,7 @@ class DraftService(draft_pb2_grpc.DraftServiceServicer):
         self._metrics.answered(reason_of(answer) for answer in answers if not (answer.silent or answer.ahead))
         for answer in answers:
             if answer.job is not None:
-                self._metrics.shipped(len(answer.job.tokens), PROPOSER_NAMES[answer.job.law.kind])
+                self._metrics.shipped(len(answer.job.tokens), PROPOSER_NAMES[answer.job.made_by])
                 if not answer.ahead and answer.job.first_pass_at is not None:
                     # A block that was there when it was asked for waited for nothing.
                     self._metrics.waited(max(0.0, answer.job.first_pass_at - answer.job.ask.arrived_at))

@@ -30,7 +30,7 @@ def _attributes(answer: Answer) -> Attributes:
     }
     if answer.job is not None:
         attributes |= {
-            "outrider.proposer": PROPOSER_NAMES[answer.job.law.kind],
+            "outrider.proposer": PROPOSER_NAMES[answer.job.made_by],
             "outrider.drafted": len(answer.job.tokens),
             "outrider.drafted_ahead": len(answer.job.tokens) if answer.ahead else answer.job.ahead_tokens,
         }

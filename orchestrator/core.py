@@ -21,6 +21,7 @@ from orchestrator.links.draft import DraftLink
 from orchestrator.links.target import TargetLink
 from orchestrator.lookahead import SessionLookahead
 from orchestrator.metrics import Metrics
+from orchestrator.names import drafts_for
 from orchestrator.pool import DraftPool, TargetPool
 from orchestrator.records import FIRST_EPOCH, name_at_targets, new_record, repeats, request_of
 from orchestrator.replay import Replay, replay
@@ -43,6 +44,7 @@ from outrider.lm.grammars import SessionGrammars
 from outrider.lm.tokenizer import vocabulary_of
 from outrider.net.arrays import int32s
 from outrider.net.errors import invalid_field
+from outrider.net.tokens import tenant
 from outrider.v1 import orchestrator_pb2
 from outrider.v1.orchestrator_pb2 import FinishReason, GenerateRequest
 
@@ -235,7 +237,17 @@ class Orchestrator:
         name, vocab_size = name_at_targets(left.record), self._vocabulary.size
         verifying = Verifying(plan, name, epoch, self.targets, metrics, config.failover_timeout, vocab_size, caller)
         lookahead = SessionLookahead(plan.lookahead, verifying.costs, adaptive=plan.adaptive)
-        drafting = Drafting(plan, epoch, self.drafts, lookahead, metrics, self._audits, config.draft_timeout, grammar)
+        drafting = Drafting(
+            plan,
+            epoch,
+            self.drafts,
+            lookahead,
+            metrics,
+            self._audits,
+            config.draft_timeout,
+            grammar,
+            drafts_for(tenant(), caller.tenant),
+        )
         request = RequestTrace.current()
         trace = request.session(plan) if request is not None else None
         return Session(plan, epoch, left.record.tokens, left.output, drafting, verifying, lookahead, grammar, trace)

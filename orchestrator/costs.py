@@ -163,6 +163,11 @@ class TargetCosts:
         return self._seconds.value
 
     @property
+    def plain_seconds(self) -> float:
+        """A pass over all sessions without blocks."""
+        return self.pass_seconds(self.sessions, 0.0)
+
+    @property
     def position_seconds(self) -> float:
         """What one more position adds to a pass."""
         return max(0.0, self._pass.coefficients[2])

@@ -8,6 +8,8 @@ import time
 from dataclasses import dataclass
 from typing import TypeAlias
 
+from orchestrator.choosing import ProposerChoice, Served, observe, told
+from orchestrator.costs import RoundCost
 from orchestrator.feeding import FeatureFeed, States, Wanted
 from orchestrator.hedging import MOST_TOKENS
 from orchestrator.links.draft import DraftLink
@@ -29,7 +31,7 @@ from outrider.net.arrays import ArrayError, int32s, law_from_message, to_bytes
 from outrider.net.bounds import DEFAULT_LAW_TOP, MAX_LOOKAHEAD
 from outrider.net.errors import OutriderError, from_status
 from outrider.v1 import draft_pb2, orchestrator_pb2, types_pb2
-from outrider.v1.draft_pb2 import DraftCommand, DraftEvent
+from outrider.v1.draft_pb2 import DraftCommand, DraftEvent, Proposer
 from outrider.v1.orchestrator_pb2 import PlainReason
 from outrider.v1.types_pb2 import Features
 
@@ -37,6 +39,9 @@ Reason: TypeAlias = PlainReason.ValueType
 
 _NO_TOKENS = int32s(b"", "tokens")
 _NO_LAW = SparseLaw.concatenate([])
+
+# What makes the blocks of PROPOSER_SUFFIX_OR_MODEL.
+_EITHER = {draft_pb2.PROPOSER_SUFFIX, draft_pb2.PROPOSER_MODEL}
 
 # Tokens that the worker may have to compute before a block without a round that waits for it.
 _SHORT_GAP = 32
@@ -89,6 +94,7 @@ class Drafting:
         audits: of the blocks of all sessions.
         timeout: how long a round waits for its block, in seconds.
         grammar: where the session stands in its language; None without one.
+        tenant: whom the session is for.
     """
 
     def __init__(
@@ -101,9 +107,16 @@ class Drafting:
         audits: Turn[Claim, str | None],
         timeout: float,
         grammar: SessionGrammar | None = None,
+        tenant: str = "",
     ) -> None:
         self.traceparent = ""
         self._plan = plan
+        self._kind = plan.proposer
+        self._choice: ProposerChoice | None = None
+        if plan.proposer == draft_pb2.PROPOSER_UNSPECIFIED:
+            self._choice = ProposerChoice(self._offered, lookahead.costs, pool.trials)
+        # The newest choice, until a round has told of it.
+        self._chosen = ""
         self._epoch = epoch
         self._pool = pool
         self._lookahead = lookahead
@@ -111,6 +124,7 @@ class Drafting:
         self._audits = audits
         self._timeout = timeout
         self._grammar = grammar
+        self._tenant = tenant
         self._committed: TokenBuffer | None = None
         self._link: DraftLink | None = None
         self._incarnation = 0
@@ -131,6 +145,8 @@ class Drafting:
     def warm_up(self, tokens: TokenBuffer) -> None:
         """Lets the worker cache the prompt while the target does the same; the first round has no block."""
         self._reason = self._off or orchestrator_pb2.PLAIN_REASON_PREFILL
+        if not self._off:
+            self._choose()
         link = None if self._off else self._bind(tokens)
         if isinstance(link, DraftLink) and self._lookahead.begins(self._history(link)):
             self._cache(link, tokens)
@@ -142,8 +158,10 @@ class Drafting:
         if self._told is not None and _came_to_nothing(self._told):
             self._peer.lost()
         self._told = None
+        if not self._off:
+            self._choose()
         if self._link is not None and not self._probes:
-            self._move(self._pool.better(self._plan.proposer, self._link) or self._link)
+            self._move(self._pool.better(self._kind, self._link) or self._link)
         link = self._off or (self._bind(tokens) if room > 0 else orchestrator_pb2.PLAIN_REASON_LAST_TOKEN)
         if isinstance(link, DraftLink):
             self._ask(link, tokens, min(room, link.max_lookahead), nodes)
@@ -167,6 +185,7 @@ class Drafting:
         """The block that was asked for, or the reason for none. Waits at most the timeout."""
         stats.wire_bytes += self._moved_bytes
         self._moved_bytes = 0
+        stats.proposer, stats.proposer_choice, self._chosen = self._kind, self._chosen, ""
         if self._pending is None:
             return no_block(self._reason)
         stats.asked = self._asked
@@ -187,22 +206,63 @@ class Drafting:
         """The worker's own block agrees with the committed tokens up to `length`."""
         self._peer.known = length
 
-    def close(self) -> None:
-        """Frees the session at the worker. Idempotent."""
+    def learn(self, cost: RoundCost) -> None:
+        """A round with the present proposer."""
+        if self._link is not None and self._kind:
+            observe(self._history(self._link).served, cost, self._lookahead.costs())
+        if self._choice is not None and not self._off:
+            self._choice.learn(cost)
+
+    def close(self, ended_with: TokenBuffer | None = None) -> None:
+        """Frees the session at the worker. Idempotent.
+
+        Args:
+            ended_with: all committed tokens, where the generation is over; None where another worker goes on.
+        """
         if self._link is not None:
-            self._link.close_session(self._plan.session_id, self._epoch)
+            last = draft_pb2.Close() if ended_with is None else self._last(self._link, ended_with)
+            self._link.close_session(self._plan.session_id, self._epoch, last)
             self._lookahead.close()
             self._link.unbind()
             self._link = None
+
+    def _offered(self) -> "dict[Proposer.ValueType, Served]":
+        return self._pool.offered(self._plan.acceptance, self._link)
+
+    def _choose(self) -> None:
+        """Where the request names no proposer: the one that is to make the next blocks. Another than before begins with
+        all of the tokens, at another worker where this one does not offer it."""
+        if self._choice is None or not self._choice.choose():
+            return
+        kind = self._choice.kind
+        self._metrics.proposer_chosen(kind, self._choice.reason)
+        self._chosen = told(self._choice)
+        if kind == self._kind:
+            return
+        self._kind = kind
+        self._peer.lost()
+        if self._link is not None and kind not in self._link.proposers:
+            self._move(None)
+        elif self._link is not None:
+            self._feed.bind(self._link.feeding(kind))
+
+    def _last(self, link: DraftLink, tokens: TokenBuffer) -> draft_pb2.Close:
+        """What the worker was not told yet, where it keeps outputs; nothing of a session that it has lost."""
+        if not link.keeps_outputs or not self._peer.known or self._incarnation != link.incarnation:
+            return draft_pb2.Close()
+        told, prefix_hash = self._peer.suffix(tokens)
+        return draft_pb2.Close(ended=True, base_length=len(tokens), tokens=told, prefix_hash=prefix_hash)
 
     def _bind(self, tokens: TokenBuffer) -> DraftLink | Reason:
         """The worker to ask, the present one as long as it works, or why there is none."""
         link = self._link
         self._probes = self._probes and link is not None and link.breaker.probing
         if link is None or not link.usable or not (link.breaker.closed or self._probes or link.breaker.ripe):
-            picked = self._pool.pick(self._plan.proposer, tokens, link)
+            picked = self._pool.pick(self._kind, tokens, link)
             self._move(picked if isinstance(picked, DraftLink) else None)
             if not isinstance(picked, DraftLink):
+                if self._choice is not None:
+                    self._choice.gone()
                 return picked
             link = picked
         if link.model is not None and len(tokens) >= link.model.context_length:
@@ -219,7 +279,7 @@ class Drafting:
         self._link, self._incarnation, self._catching_up, self._probes = link, 0, None, False
         if link is not None:
             link.bind()
-            self._feed.bind(link.feeding(self._plan.proposer))
+            self._feed.bind(link.feeding(self._kind))
 
     def _ask(self, link: DraftLink, tokens: TokenBuffer, room: int, nodes: int) -> None:
         """Asks for as much as pays, once the worker has read most of the tokens: no round waits for that."""
@@ -251,7 +311,7 @@ class Drafting:
         self._catching_up = self._told if self._plan.adaptive else None
 
     def _history(self, link: DraftLink) -> DraftHistory:
-        return link.history[self._plan.proposer, self._plan.acceptance]
+        return link.history[self._kind, self._plan.acceptance]
 
     def _send(self, link: DraftLink, tokens: TokenBuffer, lookahead: int, nodes: int = 0) -> None:
         command = self._command(link, tokens, lookahead, nodes)
@@ -305,13 +365,14 @@ class Drafting:
         return draft_pb2.Open(
             tokens=to_bytes(tokens.view()),
             law=to_law_spec(self._plan.law, self._plan.seed),
-            proposer=self._plan.proposer,
+            proposer=self._kind,
             lookahead=lookahead,
             max_nodes=nodes,
             law_top=self._plan.law_top,
             coupled=self._plan.acceptance == orchestrator_pb2.ACCEPTANCE_COUPLED,
             omit_law=self._plan.judged_by_token,
             prediction=to_bytes(self._plan.prediction),
+            tenant=self._tenant,
         )
 
     async def _hedge(self, stats: RoundStats) -> None:
@@ -324,7 +385,7 @@ class Drafting:
         start, patience = time.perf_counter(), link.waits.patience
         if patience is not None and patience < self._timeout and len(tokens) <= MOST_TOKENS:
             await asyncio.wait({pending}, timeout=patience)
-            spare = None if pending.done() else self._pool.spare(self._plan.proposer, link)
+            spare = None if pending.done() else self._pool.spare(self._kind, link)
             if spare is not None and self._pool.hedges.spend():
                 await self._race(pending, spare, tokens, self._timeout - patience, stats)
         else:
@@ -389,6 +450,8 @@ class Drafting:
     async def _checked(self, event: DraftEvent, stats: RoundStats) -> Proposal:
         block, pushed = event.block, bool(event.hypothesis)
         stats.draft_forward_micros = block.timing.forward_micros
+        if self._kind == draft_pb2.PROPOSER_SUFFIX_OR_MODEL and block.proposer in _EITHER:
+            stats.proposer = block.proposer
         assert self._link is not None
         assert self._link.model is not None
         vocab_size, by_token = self._link.model.vocab_size, self._plan.judged_by_token

@@ -15,6 +15,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from orchestrator.choosing import Served
 from orchestrator.costs import DraftCosts, Mean, RoundCost, TargetCosts
 from orchestrator.survival import SessionSurvival, Survival, expected_tokens
 from orchestrator.trees import TreeHistory
@@ -56,10 +57,12 @@ class DraftHistory:
         probing: how many of them probe.
         probe_seconds: what a probe adds to a round.
         on_trial: whether all of them decode plainly at present, though blocks seem to pay, to see what that takes.
+        served: what their rounds came to, beside those with other proposers.
     """
 
     costs: DraftCosts = field(default_factory=DraftCosts)
     survival: Survival = field(default_factory=Survival)
+    served: Served = field(default_factory=Served)
     common: int = 0
     goodput: float = 0.0
     extra: list[float] = field(default_factory=list)
@@ -132,13 +135,14 @@ class SessionLookahead:
         adaptive: whether the length is chosen; otherwise every block is as long as it may be.
 
     Attributes:
+        costs: as given.
         alone: whether the block that was chosen last is drafted while the others have none.
         probing: whether it is a probe.
         tree: whether it may be a tree.
     """
 
     def __init__(self, longest: int, costs: Callable[[], TargetCosts | None], *, adaptive: bool = True) -> None:
-        self._longest, self._costs, self._adaptive = longest, costs, adaptive
+        self._longest, self.costs, self._adaptive = longest, costs, adaptive
         self._draft: DraftHistory | None = None
         self._on = False
         self._credit = 0.0
@@ -177,7 +181,7 @@ class SessionLookahead:
         goodput = 0.0 if draft.costs.young else draft.goodput
         depth = limit
         if self._adaptive:
-            depth = 0 if draft.on_trial else trees.choose(self._costs(), goodput, limit)
+            depth = 0 if draft.on_trial else trees.choose(self.costs(), goodput, limit)
         self.tree = depth > 0
         if self.tree:
             self._trees, self._asked = trees, depth
@@ -194,7 +198,7 @@ class SessionLookahead:
             longest: how long its block could be, where that was less than was asked for.
             drafted: tokens of its block.
         """
-        target, draft, asked = self._costs(), self._draft, self._asked
+        target, draft, asked = self.costs(), self._draft, self._asked
         if target is None:
             return
         target.observe_round(cost)
@@ -239,7 +243,7 @@ class SessionLookahead:
             self._on = on
 
     def _best(self, draft: DraftHistory, limit: int) -> int:
-        target = self._costs()
+        target = self.costs()
         self.alone = False
         if not limit:
             return 0
@@ -271,7 +275,7 @@ class SessionLookahead:
 
     def _may_probe(self, draft: DraftHistory) -> bool:
         """Whether the next block is a probe; a probe that could not be asked for stays one."""
-        target = self._costs()
+        target = self.costs()
         if self.probing or target is None:
             return self.probing
         cost = draft.probe_seconds.value or target.round_seconds

@@ -8,12 +8,14 @@ from opentelemetry.metrics import MeterProvider
 from orchestrator.stats import RoundStats
 from outrider.observe.catalogue import BLOCK, UNLISTED, names
 from outrider.observe.instruments import Instruments
+from outrider.v1.draft_pb2 import Proposer
 from outrider.v1.orchestrator_pb2 import Acceptance, PlainReason, TokenOrigin
 
 _RULES = dict(zip(Acceptance.values(), names(Acceptance.keys(), "ACCEPTANCE_"), strict=True))
 _REASONS = dict(zip(PlainReason.values(), names(PlainReason.keys(), "PLAIN_REASON_"), strict=True))
 _REASONS[PlainReason.Value("PLAIN_REASON_UNSPECIFIED")] = BLOCK
 _ORIGINS = dict(zip(TokenOrigin.values(), names(TokenOrigin.keys(), "TOKEN_ORIGIN_"), strict=True))
+_PROPOSERS = dict(zip(Proposer.values(), (name.lower() for name in names(Proposer.keys(), "PROPOSER_")), strict=True))
 _ACCEPTED = "ACCEPTED"
 _PROVIDER = "outrider"
 # Of fewer draft tokens the accepted part is chance.
@@ -50,6 +52,10 @@ class Metrics:
         self._disabled = counter("outrider.speculation_disabled")
         self._asked = counter("outrider.draft_calls")
         self._hedged = counter("outrider.draft_hedges")
+        self._choices = counter("outrider.proposer_choices")
+        self._proposed = counter("outrider.proposer_blocks")
+        self._proposed_tokens = counter("outrider.proposer_draft_tokens")
+        self._proposed_accepted = counter("outrider.proposer_accepted_tokens")
         self._resent = counter("outrider.prefix_resent")
         self._resumed = counter("outrider.sessions_resumed")
         self._refused = counter("outrider.requests_refused")
@@ -94,6 +100,8 @@ class Metrics:
             self._accepted.add(accepted, rule)
             self._ahead.add(stats.drafted_ahead, rule)
             self._ready.add(stats.block_ready, rule)
+            if stats.proposer:
+                self._by_proposer(_PROPOSERS[stats.proposer], drafted, accepted)
             self._drafted_at.add(stats.longest_path)
             self._accepted_at.add(accepted)
         self._wire.add(stats.wire_bytes, rule)
@@ -101,6 +109,11 @@ class Metrics:
         self._emitted.add(emitted > accepted, _ORIGINS[origin])
         self._trimmed.add(accepted + 1 - emitted)
         self._parts(stats)
+
+    def _by_proposer(self, proposer: str, drafted: int, accepted: int) -> None:
+        self._proposed.add(1, proposer)
+        self._proposed_tokens.add(drafted, proposer)
+        self._proposed_accepted.add(accepted, proposer)
 
     def _parts(self, stats: RoundStats) -> None:
         self._lookahead.record(stats.drafted)
@@ -124,6 +137,10 @@ class Metrics:
     def asked(self, lookahead: int, *, probe: bool) -> None:
         """A draft worker was asked for a block, or, at lookahead 0, to cache a prefix."""
         self._asked.add(1, "prefix" if not lookahead else "probe" if probe else "block", lookahead)
+
+    def proposer_chosen(self, proposer: "Proposer.ValueType", reason: str) -> None:
+        """A session whose request names no proposer has chosen one: the only one, by measurement, or as a trial."""
+        self._choices.add(1, _PROPOSERS[proposer], reason)
 
     def hedged(self, *, won: bool) -> None:
         """A second draft worker was asked for a block, and its answer was used or not."""

@@ -41,3 +41,14 @@ def owned(session_id: str, tenant: str) -> str:
 def told(name: str) -> str:
     """The id by which its tenant knows a session."""
     return name.rpartition(_BETWEEN)[2]
+
+
+def drafts_for(proved: str, said: str) -> str:
+    """Whom draft workers are told that a session is for: sessions that they take for the same tenant's may be drafted
+    from one another's outputs.
+
+    Args:
+        proved: the tenant of the call's token; empty where none is asked for.
+        said: the tenant that the call is served for, which a proxy may name.
+    """
+    return proved if said == proved else f"{proved}{_BETWEEN}{said}"

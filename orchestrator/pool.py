@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Generic, TypeVar
 
+from orchestrator.choosing import Served, Trials
 from orchestrator.discovery import Discovery, Resolve, Sources
 from orchestrator.hedging import HedgeBudget
 from orchestrator.links.base import Link
@@ -14,7 +15,7 @@ from orchestrator.prefix import TokenBuffer
 from outrider.net.errors import OutriderError
 from outrider.v1 import draft_pb2, orchestrator_pb2, types_pb2
 from outrider.v1.draft_pb2 import Proposer
-from outrider.v1.orchestrator_pb2 import PlainReason
+from outrider.v1.orchestrator_pb2 import Acceptance, PlainReason
 
 # When a caller who found no target worker may try again.
 _RETRY_SECONDS = 1.0
@@ -143,11 +144,13 @@ class DraftPool(Pool[DraftLink]):
 
     Attributes:
         hedges: how many late blocks a second worker may be asked for.
+        trials: of proposers, by sessions whose requests name none.
     """
 
     def __init__(self, hedge_share: float = 0.0) -> None:
         super().__init__()
         self.hedges = HedgeBudget(hedge_share)
+        self.trials = Trials()
         self._next_move = 0.0
 
     def pick(
@@ -166,6 +169,16 @@ class DraftPool(Pool[DraftLink]):
         if any("vocabulary" in link.reason for link in self.links):
             return orchestrator_pb2.PLAIN_REASON_VOCAB_MISMATCH
         return orchestrator_pb2.PLAIN_REASON_DRAFT_UNAVAILABLE
+
+    def offered(
+        self, rule: "Acceptance.ValueType", present: DraftLink | None = None
+    ) -> "dict[Proposer.ValueType, Served]":
+        """The proposers of workers that are well, each with what sessions judged by the rule saw of it: at the present
+        worker where that offers it, else at the one with the fewest sessions."""
+        well = sorted(
+            (link for link in self.usable if link.breaker.closed), key=lambda link: (link is present, -link.sessions)
+        )
+        return {kind: link.history[kind, rule].served for link in well for kind in link.proposers}
 
     def better(self, proposer: "Proposer.ValueType", present: DraftLink) -> DraftLink | None:
         """Another worker that a running session should go to: one that has far fewer sessions, or one that failed and

@@ -64,7 +64,7 @@ class GenerationPlan:
         lookahead: longest block, 0 for plain decoding.
         adaptive: whether the lookahead control chooses each round's lookahead, up to the longest.
         acceptance: never unspecified.
-        proposer: unspecified leaves it to the draft worker.
+        proposer: unspecified leaves it to what is measured.
         row_format: what the target returns; never unspecified, and one that the acceptance rule can use.
         law_top: most entries that a row of the draft law keeps; 0 leaves it to the draft worker.
         max_nodes: most tokens of a block that is a tree; below 2 for chains alone.
@@ -260,11 +260,13 @@ def _proposer(wanted: orchestrator_pb2.Speculation) -> "Proposer.ValueType":
     if wanted.proposer not in Proposer.values():
         raise invalid_field(f"speculation.proposer is {wanted.proposer}, which is no proposer")
     predicts = wanted.proposer == draft_pb2.PROPOSER_PREDICTION
+    if wanted.proposer == draft_pb2.PROPOSER_AUTO and not wanted.prediction:
+        return draft_pb2.PROPOSER_UNSPECIFIED
     if not wanted.prediction:
         if predicts:
             raise invalid_field("speculation.prediction is empty, which speculation.proposer prediction copies from")
         return wanted.proposer
-    if wanted.proposer and not predicts:
+    if wanted.proposer not in (draft_pb2.PROPOSER_UNSPECIFIED, draft_pb2.PROPOSER_AUTO) and not predicts:
         name = Proposer.Name(wanted.proposer).removeprefix("PROPOSER_").lower()
         raise invalid_field(f"speculation.proposer is {name}, speculation.prediction needs prediction")
     size = len(encode_utf8("speculation.prediction", wanted.prediction))

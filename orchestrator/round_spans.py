@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from opentelemetry.sdk.trace import Event, ReadableSpan
 from opentelemetry.trace import SpanContext, SpanKind
 
+from orchestrator.choosing import name
 from orchestrator.stats import Part, RoundStats
 from outrider.observe.tracing import Attributes, Spans, child, epoch_nanos, new_span_id
 from outrider.v1 import orchestrator_pb2
@@ -108,6 +109,7 @@ def _attributes(one: RoundTrace, stats: RoundStats) -> Attributes:
         "outrider.session_id": one.session_id,
         "outrider.base_length": stats.base_length,
         "outrider.lookahead": stats.asked,
+        "outrider.proposer": name(stats.proposer),
         "outrider.drafted": stats.drafted,
         "outrider.ahead": hit,
         "outrider.block_ready": stats.block_ready,
@@ -122,6 +124,8 @@ def _attributes(one: RoundTrace, stats: RoundStats) -> Attributes:
         "outrider.origin.accepted": stats.accepted,
         f"outrider.origin.{last}": 1,
     }
+    if stats.proposer_choice:
+        attributes["outrider.proposer.choice"] = stats.proposer_choice
     if stats.plain_reason:
         attributes["outrider.plain_reason"] = PlainReason.Name(stats.plain_reason).removeprefix("PLAIN_REASON_")
     return attributes

@@ -126,7 +126,9 @@ class Session:
         if self.rounds and stats.target_passes == 1:
             # A block that was drafted ahead is as long as the one before was to be.
             longest = stats.drafted if stats.drafted_ahead else None
-            self.lookahead.learn(round_cost(stats, since, tokens), stats.accepted, longest, stats.drafted)
+            cost = round_cost(stats, since, tokens)
+            self.lookahead.learn(cost, stats.accepted, longest, stats.drafted)
+            self.drafting.learn(cost)
         else:
             self.lookahead.withheld()
 
@@ -144,5 +146,6 @@ class Session:
             await asyncio.gather(ahead, return_exceptions=True)
         if self.trace is not None:
             self.trace.close()
-        self.drafting.close()
+        # Complete only when its last commit was acknowledged.
+        self.drafting.close(self.tokens if self.output.finish is not None else None)
         await self.verifying.close()

@@ -4,7 +4,8 @@ import time
 from dataclasses import dataclass
 from typing import Literal
 
-from outrider.v1 import orchestrator_pb2
+from outrider.v1 import draft_pb2, orchestrator_pb2
+from outrider.v1.draft_pb2 import Proposer
 from outrider.v1.orchestrator_pb2 import PlainReason, Round
 
 # What a round waits for, in its order.
@@ -45,6 +46,8 @@ class RoundStats:
     block_ready: bool = False
     verify_queue_micros: int = 0
     tree_depth: int = 0
+    proposer: "Proposer.ValueType" = draft_pb2.PROPOSER_UNSPECIFIED
+    proposer_choice: str = ""
 
     def begins(self, part: Part) -> float:
         """A part of the round begins: when, in time.perf_counter()'s seconds."""

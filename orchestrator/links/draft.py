@@ -88,6 +88,7 @@ class DraftLink(Link):
 
     Attributes:
         proposers: what the worker offers.
+        keeps_outputs: whether it wants to know how generations end.
         waits: of rounds for its blocks; kept where late ones are hedged.
         history: what its sessions learned together, by proposer and acceptance rule.
         trees: what they learned of trees, by proposer, acceptance rule and most tokens of a tree.
@@ -114,6 +115,7 @@ class DraftLink(Link):
         self._queue: _Commands = asyncio.Queue(MAX_QUEUED_COMMANDS)
         self._told: dict[str, _Session] = {}
         self.proposers: tuple[Proposer.ValueType, ...] = ()
+        self.keeps_outputs = False
         self._feedings: dict[Proposer.ValueType, Feeding] = {}
         self.waits = Waits()
         self._forgiven_at = -math.inf
@@ -162,13 +164,13 @@ class DraftLink(Link):
                 self._discard(event, "missed")
         return found, sum(event.ByteSize() for event in missed)
 
-    def close_session(self, session_id: str, epoch: int) -> None:
+    def close_session(self, session_id: str, epoch: int, close: draft_pb2.Close | None = None) -> None:
         """Frees a session at the worker; without effect on what a later owner asked there."""
         told = self._told.get(session_id)
         if told is not None and told.epoch == epoch:
             self._forget(session_id)
         if self.usable:
-            self._enqueue(DraftCommand(session_id=session_id, epoch=epoch, close=draft_pb2.Close()))
+            self._enqueue(DraftCommand(session_id=session_id, epoch=epoch, close=close or draft_pb2.Close()))
 
     def _enqueue(self, command: DraftCommand) -> bool:
         try:
@@ -300,7 +302,7 @@ class DraftLink(Link):
         if isinstance(info, draft_pb2.DraftServiceGetInfoResponse):
             if len(info.proposers) > MAX_LOOKAHEAD:
                 raise Misbehaved(f"{len(info.proposers)} proposers")
-            self.proposers = tuple(info.proposers)
+            self.proposers, self.keeps_outputs = tuple(info.proposers), info.history_tokens > 0
             self._feedings = {each.proposer: _feeding(each) for each in info.feedings}
 
 

@@ -25,6 +25,7 @@ from outrider.cli.options import (
     LogLevel,
     ProposerName,
     Threads,
+    offered,
 )
 from outrider.cli.run import Failure, run, told
 from outrider.cli.startup import StartupView
@@ -108,7 +109,7 @@ def bench(
                 draft=draft or target,
                 store=store,
                 lookahead=lookahead,
-                proposers=((proposer or ProposerName.model).value,),
+                proposers=offered([proposer or ProposerName.model]),
                 early_exit_layers=early_exit_layers,
                 early_exit=early_exit,
                 dtype=dtype,
@@ -125,7 +126,7 @@ def bench(
 
 def _own_pair(job: Job, started: SystemOptions, draft: str) -> Job:
     """With the models that were named. Raises Failure when one is missing."""
-    if job.proposer in (None, ProposerName.model) and not draft:
+    if job.proposer in (None, ProposerName.model, ProposerName.auto) and not draft:
         raise Failure("the proposer `model` needs a model: give --draft, or another --proposer")
     return replace(job, system=started, proposer=job.proposer or ProposerName.model)
 

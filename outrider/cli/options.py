@@ -1,5 +1,6 @@
 """Options that several commands share."""
 
+from collections.abc import Iterable
 from enum import StrEnum
 from typing import Annotated
 
@@ -19,6 +20,9 @@ class ProposerName(StrEnum):
     medusa = "medusa"
     prompt_lookup = "prompt_lookup"
     prediction = "prediction"
+    suffix = "suffix"
+    suffix_or_model = "suffix_or_model"
+    auto = "auto"
 
 
 class LogLevel(StrEnum):
@@ -36,7 +40,20 @@ PROPOSERS: "dict[ProposerName, draft_pb2.Proposer.ValueType]" = {
     ProposerName.medusa: draft_pb2.PROPOSER_MEDUSA,
     ProposerName.prompt_lookup: draft_pb2.PROPOSER_PROMPT_LOOKUP,
     ProposerName.prediction: draft_pb2.PROPOSER_PREDICTION,
+    ProposerName.suffix: draft_pb2.PROPOSER_SUFFIX,
+    ProposerName.suffix_or_model: draft_pb2.PROPOSER_SUFFIX_OR_MODEL,
+    ProposerName.auto: draft_pb2.PROPOSER_AUTO,
 }
+
+# What a worker offers from which the orchestrator is to choose.
+_AUTO = (ProposerName.model, ProposerName.suffix, ProposerName.suffix_or_model)
+
+
+def offered(names: Iterable[ProposerName]) -> tuple[str, ...]:
+    """What a draft worker is to offer for these, in order; for `auto` the model, copies, and the model after copies."""
+    each = (one for name in names for one in (_AUTO if name is ProposerName.auto else (name,)))
+    return tuple(dict.fromkeys(one.value for one in each))
+
 
 Address = Annotated[
     str, typer.Option(envvar="OUTRIDER_ADDRESS", help="HOST:PORT of the orchestrator.", metavar="HOST:PORT")

@@ -8,6 +8,7 @@ from rich.table import Table
 
 from outrider.cli.client import Generation
 from outrider.cli.stats import RunStats
+from outrider.v1 import draft_pb2
 from outrider.v1 import orchestrator_pb2 as pb
 
 _NONE = "–"
@@ -67,7 +68,7 @@ def summary(result: Generation) -> str:
         f"draft {number(stats.draft_ms)} ms, verify {number(stats.verify_ms)} ms per round",
         f"seed {result.started.seed}, session {result.started.session_id}",
     ]
-    return "\n".join(lines + _plain_rounds(stats))
+    return "\n".join(lines + _proposers(stats) + _plain_rounds(stats))
 
 
 def logprob_table(tokens: Sequence[pb.Token]) -> str:
@@ -77,6 +78,16 @@ def logprob_table(tokens: Sequence[pb.Token]) -> str:
         + "".join(f"  {each.id}: {each.logprob:.4f}" for each in token.top_logprobs)
         for token in tokens
     )
+
+
+def _proposers(stats: RunStats) -> list[str]:
+    """What made the blocks, and the newest reason where that was left to the orchestrator."""
+    names = draft_pb2.Proposer.DESCRIPTOR.values_by_number
+    made = [
+        f"{count} by {names[kind].name.removeprefix('PROPOSER_').lower() if kind in names else kind}"
+        for kind, count in stats.made_by.most_common()
+    ]
+    return ([f"blocks: {', '.join(made)}"] if made else []) + [f"proposer: {why}" for why in stats.choices[-1:]]
 
 
 def _plain_rounds(stats: RunStats) -> list[str]:

@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from outrider.v1.draft_pb2 import Proposer
 from outrider.v1.orchestrator_pb2 import PlainReason, Round
 
 _MICROS = 1e-6
@@ -32,6 +33,8 @@ class RunStats:
         accept_seconds, commit_seconds: from rows to outcome, and for the write to the session store.
         wire_bytes: serialised bytes of the draft and verify messages.
         plain: rounds without a block, by reason.
+        made_by: blocks, by what made them.
+        choices: why proposers were chosen, in the orchestrator's words.
     """
 
     tokens: int = 0
@@ -51,6 +54,8 @@ class RunStats:
     commit_seconds: float = 0.0
     wire_bytes: int = 0
     plain: "Counter[PlainReason.ValueType]" = field(default_factory=Counter)
+    made_by: "Counter[Proposer.ValueType]" = field(default_factory=Counter)
+    choices: list[str] = field(default_factory=list)
 
     def add_round(self, round_: Round) -> None:
         """Counts one round."""
@@ -68,6 +73,10 @@ class RunStats:
         self.accept_seconds += round_.accept_micros * _MICROS
         self.commit_seconds += round_.commit_micros * _MICROS
         self.wire_bytes += round_.wire_bytes
+        if round_.drafted and round_.proposer:
+            self.made_by[round_.proposer] += 1
+        if round_.proposer_choice:
+            self.choices.append(round_.proposer_choice)
         if round_.plain_reason:
             self.plain[round_.plain_reason] += 1
 

@@ -35,11 +35,11 @@ class SystemOptions:
 
     Attributes:
         target: MODEL of the target.
-        draft: MODEL of the draft worker; with early_exit the target's own, with prompt_lookup any with its vocabulary.
+        draft: MODEL of the draft worker; with early_exit the target's own, without a model any with its vocabulary.
         store: URL of the session store; empty starts an embedded one.
         lookahead: longest block of requests that do not choose; above 16 it is the limit for those that do. None lets
             the orchestrator choose every round's.
-        proposers: what the draft worker offers; the first is its default.
+        proposers: what the draft worker offers.
         early_exit_layers: layers of the early exit.
         early_exit: directory of a trained exit, which runs instead.
         medusa: directory of the target's Medusa heads.

@@ -20,6 +20,7 @@ from outrider.cli.options import (
     Medusa,
     ProposerName,
     Threads,
+    offered,
 )
 from outrider.cli.report import counted
 from outrider.cli.run import run
@@ -34,7 +35,7 @@ def up(
     draft: Annotated[
         str,
         typer.Option(
-            help="MODEL that proposes, unless early_exit or prompt_lookup does; the one in models/ for the target.",
+            help="MODEL that proposes where `model` is a proposer; the one in models/ for the target.",
             metavar="MODEL",
         ),
     ] = "",
@@ -48,7 +49,8 @@ def up(
     ] = "",
     lookahead: Lookahead = None,
     proposer: Annotated[
-        list[ProposerName] | None, typer.Option(help="What makes the blocks; again for more, the first is the default.")
+        list[ProposerName] | None,
+        typer.Option(help="What makes the blocks; again for more: sessions get what pays; auto: the model and copies."),
     ] = None,
     early_exit_layers: EarlyExitLayers = 0,
     early_exit: EarlyExit = "",
@@ -71,7 +73,7 @@ def up(
 
     MODEL is a Hugging Face id, a local directory, gguf:FILE, or synthetic:KEY=VALUE,... (a model without weights).
     """
-    proposers = tuple(name.value for name in proposer or [ProposerName.model])
+    proposers = offered(proposer or [ProposerName.model])
     if ProposerName.model.value in proposers and not draft:
         draft = shipped_draft(target)
         if not draft:

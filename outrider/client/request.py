@@ -42,7 +42,7 @@ class Options(TypedDict, total=False):
     lookahead: int
     max_nodes: int
     acceptance: Literal["greedy", "ratio", "block", "coupled"]
-    proposer: Literal["model", "early_exit", "prompt_lookup", "prediction"]
+    proposer: Literal["model", "early_exit", "prompt_lookup", "prediction", "suffix", "suffix_or_model", "auto"]
     prediction: str
 
 

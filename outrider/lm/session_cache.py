@@ -38,6 +38,7 @@ class Session(Generic[Key]):
         grammar: where the session stands in its language; None when the law has none.
         features: of the target, where what makes its blocks is fed with them; None otherwise.
         branches: the tree that `tokens` ends in; None for a chain.
+        unchanged: leading tokens that are as they were when this was last set, for whoever sets it to the length.
     """
 
     def __init__(self, key: Key) -> None:
@@ -48,6 +49,7 @@ class Session(Generic[Key]):
         self.grammar: SessionGrammar | None = None
         self.features: FeatureWindow | None = None
         self.branches: Branches | None = None
+        self.unchanged = 0
         self._buffer = np.empty(64, np.int32)
         self._length = 0
         self._hash = PrefixHash()
@@ -170,6 +172,7 @@ class Session(Generic[Key]):
     def _forget_from(self, length: int) -> None:
         self._length = length
         self.branches = self.branches.cut(length) if self.branches is not None else None
+        self.unchanged = min(self.unchanged, length)
         if self._hash.length > length:
             self._hash = PrefixHash()
         self._truncate_state(length)

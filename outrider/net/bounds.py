@@ -11,6 +11,8 @@ MAX_SESSION_ID = 128
 # Layers whose features one item asks for, and the bytes that they take.
 MAX_FEATURE_LAYERS = 4
 MAX_FEATURE_BYTES = 8 << 20
+# Characters of a tenant's name between services: one proved by a token, and one that a proxy said.
+MAX_TENANT = 256
 # Commands, and events, of one message of the draft stream.
 MAX_COMMANDS = 1_024
 # Bytes of an event beside its laws.

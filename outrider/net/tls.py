@@ -7,13 +7,18 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import grpc
 
 log = logging.getLogger(__name__)
 
 _Stamp = tuple[tuple[int, int, int], ...]
+
+
+def identity_of(context: "grpc.aio.ServicerContext[Any, Any]") -> str:
+    """The names in the certificate that the client of a call has shown and that was checked; "" without one."""
+    return ",".join(sorted(name.decode("utf-8", "replace") for name in context.peer_identities() or ()))
 
 
 class TlsError(Exception):

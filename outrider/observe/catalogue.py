@@ -114,7 +114,11 @@ WORKER_STATE = Label("state", ("ready", "failing", "unavailable"))
 ENGINE_STATE = Label("state", ("loading", "serving", "stuck", "failed", "draining"))
 STORE_CALLS = ("create", "commit", "finish", "load", "take_over", "request_cancel", "ping")
 STORE_CALL = Label("operation", STORE_CALLS)
-PROPOSER = Label("proposer", tuple(name.lower() for name in names(draft_pb2.Proposer.keys(), "PROPOSER_")[1:]))
+SOURCE = Label("source", ("request", "history", "none"))
+# Not the orchestrator's choice, which is one of the others in the end.
+PROPOSER = Label(
+    "proposer", tuple(name.lower() for name in names(draft_pb2.Proposer.keys(), "PROPOSER_")[1:] if name != "AUTO")
+)
 OUTCOME = Label("outcome", ("ready", "begun", "missed"))
 
 OPERATION = Label("gen_ai.operation.name", ("chat", "text_completion", "resume"))
@@ -179,6 +183,16 @@ _ROUNDS = (
         Label("kind", ("block", "probe", "prefix")),
         Label("lookahead", bound=f"0 to {MAX_LOOKAHEAD}"),
     ),
+    _counter(
+        "proposer_choices",
+        "{choice}",
+        "Proposers chosen for sessions whose requests name none: the only one, by what was measured, or as a trial",
+        PROPOSER,
+        Label("reason", ("only", "measured", "trial")),
+    ),
+    _counter("proposer_blocks", "{block}", "Blocks that were verified, by what made them", PROPOSER),
+    _counter("proposer_draft_tokens", "{token}", "Draft tokens that were verified, by what made them", PROPOSER),
+    _counter("proposer_accepted_tokens", "{token}", "Draft tokens that were kept, by what made them", PROPOSER),
     _counter(
         "draft_hedges",
         "{block}",
@@ -320,7 +334,7 @@ _WORKERS = (
     *_worker("evictions", "counter", "{session}", "Sessions freed for age or for want of KV pages"),
 )
 
-_DRAFT = tuple(
+_DRAFT_COUNTERS = tuple(
     Instrument(f"outrider.draft.{name}", "counter", unit, meaning, DRAFT, labels)
     for name, unit, meaning, labels in (
         ("shipped_blocks", "{block}", "Blocks shipped", (PROPOSER,)),
@@ -329,7 +343,17 @@ _DRAFT = tuple(
         ("ahead_wasted_tokens", "{token}", "Those of them that no command asked for", ()),
         ("ahead_outcomes", "{command}", "Commands after work ahead, by what it was for them", (OUTCOME,)),
         ("superseded", "{command}", "Commands given up for a newer one, a Close or a lost stream", ()),
+        ("suffix_blocks", "{block}", "Blocks asked of the suffix proposer, by what it found one in", (SOURCE,)),
     )
+)
+_DRAFT = (
+    *_DRAFT_COUNTERS,
+    Instrument(
+        "outrider.draft.indexed_tokens", "gauge", "{token}", "Tokens of sessions that suffix has indexed", DRAFT
+    ),
+    Instrument(
+        "outrider.draft.history_tokens", "gauge", "{token}", "Tokens of earlier outputs kept, all tenants'", DRAFT
+    ),
 )
 
 _LOOP = (

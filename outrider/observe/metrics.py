@@ -107,6 +107,7 @@ class DraftMetrics(WorkerMetrics):
         self._wasted = counter("outrider.draft.ahead_wasted_tokens")
         self._reached = counter("outrider.draft.ahead_outcomes")
         self._superseded = counter("outrider.draft.superseded")
+        self._matches = counter("outrider.draft.suffix_blocks")
 
     def shipped(self, tokens: int, proposer: str) -> None:
         """The tokens of one block."""
@@ -124,6 +125,15 @@ class DraftMetrics(WorkerMetrics):
     def reached(self, outcome: str) -> None:
         """A command that found its block ready, begun or, after other work ahead, missed."""
         self._reached.add(1, outcome)
+
+    def matched(self, source: str) -> None:
+        """The suffix proposer was asked for a block: what it found one in, request or history, or none."""
+        self._matches.add(1, source)
+
+    def watch_suffixes(self, *, indexed: Callable[[], float], kept: Callable[[], float]) -> None:
+        """Gauges of the suffix proposer, read from any thread: tokens of sessions, and of earlier outputs."""
+        self.instruments.gauge("outrider.draft.indexed_tokens", indexed)
+        self.instruments.gauge("outrider.draft.history_tokens", kept)
 
     def superseded(self) -> None:
         """A command that a newer one, a Close or the end of its stream made void."""

@@ -37,6 +37,14 @@ class _ProposerEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Proposer.Val
     """Copies what followed the last tokens where they stood before in prompt or output."""
     PROPOSER_PREDICTION: _Proposer.ValueType  # 4
     """Copies the text that the client expects, from where the output has got to in it."""
+    PROPOSER_SUFFIX: _Proposer.ValueType  # 5
+    """Copies what most often followed the longest match of the last tokens in prompt and output, or in earlier outputs of the
+    same tenant where the worker keeps any; nothing, or few tokens, where the match is weak.
+    """
+    PROPOSER_SUFFIX_OR_MODEL: _Proposer.ValueType  # 6
+    """PROPOSER_SUFFIX where it finds much to copy, PROPOSER_MODEL otherwise."""
+    PROPOSER_AUTO: _Proposer.ValueType  # 7
+    """In a request: the orchestrator's choice, for each session anew, by what was measured. No worker offers it."""
     PROPOSER_MEDUSA: _Proposer.ValueType  # 8
     """Heads on the target's last hidden state, one for each position of the block (Medusa)."""
 
@@ -53,6 +61,14 @@ PROPOSER_PROMPT_LOOKUP: Proposer.ValueType  # 3
 """Copies what followed the last tokens where they stood before in prompt or output."""
 PROPOSER_PREDICTION: Proposer.ValueType  # 4
 """Copies the text that the client expects, from where the output has got to in it."""
+PROPOSER_SUFFIX: Proposer.ValueType  # 5
+"""Copies what most often followed the longest match of the last tokens in prompt and output, or in earlier outputs of the
+same tenant where the worker keeps any; nothing, or few tokens, where the match is weak.
+"""
+PROPOSER_SUFFIX_OR_MODEL: Proposer.ValueType  # 6
+"""PROPOSER_SUFFIX where it finds much to copy, PROPOSER_MODEL otherwise."""
+PROPOSER_AUTO: Proposer.ValueType  # 7
+"""In a request: the orchestrator's choice, for each session anew, by what was measured. No worker offers it."""
 PROPOSER_MEDUSA: Proposer.ValueType  # 8
 """Heads on the target's last hidden state, one for each position of the block (Medusa)."""
 Global___Proposer: _TypeAlias = Proposer  # noqa: Y015
@@ -147,6 +163,7 @@ class Open(_message.Message):
     PREDICTION_FIELD_NUMBER: _builtins.int
     MAX_NODES_FIELD_NUMBER: _builtins.int
     FEATURES_FIELD_NUMBER: _builtins.int
+    TENANT_FIELD_NUMBER: _builtins.int
     tokens: _builtins.bytes
     """All committed tokens. int32[base_length], at least 1."""
     proposer: Global___Proposer.ValueType
@@ -164,6 +181,11 @@ class Open(_message.Message):
     max_nodes: _builtins.int
     """Most tokens of the first block, at most 64, where it may be a tree; `lookahead` is then the longest path in it. 0: a
     chain. Proposers that say one continuation make chains of at most `lookahead` tokens all the same.
+    """
+    tenant: _builtins.str
+    """For whom the session is, as the orchestrator has authenticated it; at most 256 characters, empty where it tells nobody
+    apart. Where the worker keeps outputs, those of a tenant are drafted from for that tenant of that orchestrator alone,
+    an orchestrator being whoever the stream's client certificate names.
     """
     @_builtins.property
     def law(self) -> _types_pb2.LawSpec:
@@ -188,10 +210,11 @@ class Open(_message.Message):
         prediction: _builtins.bytes = ...,
         max_nodes: _builtins.int = ...,
         features: _types_pb2.Features | None = ...,
+        tenant: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["features", b"features", "law", b"law"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["coupled", b"coupled", "features", b"features", "law", b"law", "law_top", b"law_top", "lookahead", b"lookahead", "max_nodes", b"max_nodes", "omit_law", b"omit_law", "prediction", b"prediction", "proposer", b"proposer", "tokens", b"tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["coupled", b"coupled", "features", b"features", "law", b"law", "law_top", b"law_top", "lookahead", b"lookahead", "max_nodes", b"max_nodes", "omit_law", b"omit_law", "prediction", b"prediction", "proposer", b"proposer", "tenant", b"tenant", "tokens", b"tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -259,12 +282,31 @@ class Close(_message.Message):
 
     DESCRIPTOR: _descriptor.Descriptor
 
+    ENDED_FIELD_NUMBER: _builtins.int
+    BASE_LENGTH_FIELD_NUMBER: _builtins.int
+    TOKENS_FIELD_NUMBER: _builtins.int
+    PREFIX_HASH_FIELD_NUMBER: _builtins.int
+    ended: _builtins.bool
+    """Whether the generation is over. Only then may the worker keep its output, where it was set up to keep any."""
+    base_length: _builtins.int
+    """With `ended`, the committed tokens that the worker was not told yet; fields as in Advance. An error is not answered:
+    the output is not kept.
+    """
+    tokens: _builtins.bytes
+    """int32[n], 0 <= n <= base_length."""
+    prefix_hash: _builtins.int
+    """As in Advance."""
     def __init__(
         self,
+        *,
+        ended: _builtins.bool = ...,
+        base_length: _builtins.int = ...,
+        tokens: _builtins.bytes = ...,
+        prefix_hash: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["base_length", b"base_length", "ended", b"ended", "prefix_hash", b"prefix_hash", "tokens", b"tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -366,6 +408,7 @@ class Block(_message.Message):
     LAW_FIELD_NUMBER: _builtins.int
     TIMING_FIELD_NUMBER: _builtins.int
     PARENTS_FIELD_NUMBER: _builtins.int
+    PROPOSER_FIELD_NUMBER: _builtins.int
     tokens: _builtins.bytes
     """int32[lookahead]: as many as asked for or fewer; none when the proposer has no proposal. A pushed block may hold more
     than the Advance for its base length wants.
@@ -374,6 +417,8 @@ class Block(_message.Message):
     """The row that each token follows, where the block is a tree; empty in a chain. int32[lookahead], ascending, each in
     [0, index of the token].
     """
+    proposer: Global___Proposer.ValueType
+    """What made it, where the session's proposer leaves that to others; unset otherwise."""
     @_builtins.property
     def law(self) -> _types_pb2.DraftLaw:
         """The laws that they were drawn from, one after each row but the last; unset when the session omits it. Of a tree: empty
@@ -391,10 +436,11 @@ class Block(_message.Message):
         law: _types_pb2.DraftLaw | None = ...,
         timing: Global___DraftTiming | None = ...,
         parents: _builtins.bytes = ...,
+        proposer: Global___Proposer.ValueType = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["law", b"law", "timing", b"timing"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["law", b"law", "parents", b"parents", "timing", b"timing", "tokens", b"tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["law", b"law", "parents", b"parents", "proposer", b"proposer", "timing", b"timing", "tokens", b"tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -413,7 +459,7 @@ class DraftTiming(_message.Message):
     queue_micros: _builtins.int
     """From arrival of the command to the start of its first pass, in microseconds."""
     forward_micros: _builtins.int
-    """Sum of the passes that held the session, in microseconds."""
+    """Sum of the passes that held the session, in microseconds; without a model, what looking for the block took."""
     passes: _builtins.int
     """Passes that held the session."""
     ahead_tokens: _builtins.int
@@ -469,12 +515,15 @@ class DraftServiceGetInfoResponse(_message.Message):
     INSTANCE_ID_FIELD_NUMBER: _builtins.int
     VERSION_FIELD_NUMBER: _builtins.int
     FEEDINGS_FIELD_NUMBER: _builtins.int
+    HISTORY_TOKENS_FIELD_NUMBER: _builtins.int
     max_lookahead: _builtins.int
     """Longest block that the worker makes."""
     instance_id: _builtins.str
     """Random, chosen when the process starts: tells one worker behind two addresses from two workers."""
     version: _builtins.str
     """Version of the Outrider package."""
+    history_tokens: _builtins.int
+    """Tokens of earlier outputs that the worker keeps of each tenant, for PROPOSER_SUFFIX; 0: it keeps none."""
     @_builtins.property
     def model(self) -> _types_pb2.ModelInfo:
         """The model."""
@@ -501,10 +550,11 @@ class DraftServiceGetInfoResponse(_message.Message):
         instance_id: _builtins.str = ...,
         version: _builtins.str = ...,
         feedings: _abc.Iterable[Global___Feeding] | None = ...,
+        history_tokens: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["load", b"load", "model", b"model"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["feedings", b"feedings", "instance_id", b"instance_id", "load", b"load", "max_lookahead", b"max_lookahead", "model", b"model", "proposers", b"proposers", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["feedings", b"feedings", "history_tokens", b"history_tokens", "instance_id", b"instance_id", "load", b"load", "max_lookahead", b"max_lookahead", "model", b"model", "proposers", b"proposers", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

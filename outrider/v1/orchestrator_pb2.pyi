@@ -483,7 +483,9 @@ class Speculation(_message.Message):
     acceptance: Global___Acceptance.ValueType
     """The acceptance rule; unset picks `greedy` at temperature 0, `coupled` when the request has a seed, `ratio` otherwise."""
     proposer: _draft_pb2.Proposer.ValueType
-    """What makes the blocks; unset uses the draft worker's default, or `prediction` when one is given."""
+    """What makes the blocks; unset, as PROPOSER_AUTO, lets the orchestrator choose among those that its workers offer, by what
+    was measured, or uses `prediction` when one is given.
+    """
     prediction: _builtins.str
     """The client's own expected output, used as the draft by PROPOSER_PREDICTION. At most 256 KiB of UTF-8; of its
     tokens the first 65536 are used.
@@ -706,6 +708,8 @@ class Round(_message.Message):
     BLOCK_READY_FIELD_NUMBER: _builtins.int
     VERIFY_QUEUE_MICROS_FIELD_NUMBER: _builtins.int
     TREE_DEPTH_FIELD_NUMBER: _builtins.int
+    PROPOSER_FIELD_NUMBER: _builtins.int
+    PROPOSER_CHOICE_FIELD_NUMBER: _builtins.int
     base_length: _builtins.int
     """Committed tokens before the round, prompt included."""
     drafted: _builtins.int
@@ -744,6 +748,10 @@ class Round(_message.Message):
     """
     tree_depth: _builtins.int
     """Draft tokens of the longest path, where the block was a tree; 0 for a chain, whose longest path is all of it."""
+    proposer: _draft_pb2.Proposer.ValueType
+    """What made the block, or was asked for one; unset where nothing was asked."""
+    proposer_choice: _builtins.str
+    """Why a proposer was chosen, in words: set in the round that the choice begins with, where the request left it open."""
     def __init__(
         self,
         *,
@@ -763,10 +771,12 @@ class Round(_message.Message):
         block_ready: _builtins.bool = ...,
         verify_queue_micros: _builtins.int = ...,
         tree_depth: _builtins.int = ...,
+        proposer: _draft_pb2.Proposer.ValueType = ...,
+        proposer_choice: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["accept_micros", b"accept_micros", "accepted", b"accepted", "base_length", b"base_length", "block_ready", b"block_ready", "commit_micros", b"commit_micros", "draft_forward_micros", b"draft_forward_micros", "draft_wait_micros", b"draft_wait_micros", "drafted", b"drafted", "drafted_ahead", b"drafted_ahead", "plain_reason", b"plain_reason", "target_passes", b"target_passes", "tree_depth", b"tree_depth", "verify_forward_micros", b"verify_forward_micros", "verify_micros", b"verify_micros", "verify_queue_micros", b"verify_queue_micros", "wire_bytes", b"wire_bytes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["accept_micros", b"accept_micros", "accepted", b"accepted", "base_length", b"base_length", "block_ready", b"block_ready", "commit_micros", b"commit_micros", "draft_forward_micros", b"draft_forward_micros", "draft_wait_micros", b"draft_wait_micros", "drafted", b"drafted", "drafted_ahead", b"drafted_ahead", "plain_reason", b"plain_reason", "proposer", b"proposer", "proposer_choice", b"proposer_choice", "target_passes", b"target_passes", "tree_depth", b"tree_depth", "verify_forward_micros", b"verify_forward_micros", "verify_micros", b"verify_micros", "verify_queue_micros", b"verify_queue_micros", "wire_bytes", b"wire_bytes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

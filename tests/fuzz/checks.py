@@ -12,7 +12,7 @@ from typing import Any
 from google.protobuf.message import DecodeError, Message
 from google.rpc.status_pb2 import Status
 
-from draft_service.commands import parse_command
+from draft_service.commands import Peer, parse_command
 from orchestrator.choices import plan_choices
 from orchestrator.names import owned
 from orchestrator.records import repeats, request_of
@@ -78,7 +78,7 @@ def _items(body: bytes) -> None:
 def _commands(body: bytes) -> None:
     for command in draft_pb2.DraftRequest.FromString(body).commands:
         try:
-            parse_command(command, 1, _VOCAB, _PROPOSERS)
+            parse_command(command, Peer(1), _VOCAB, _PROPOSERS)
         except OutriderError:
             continue
 

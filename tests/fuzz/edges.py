@@ -35,7 +35,7 @@ from tests.harness.workers import (
 SMALL = SyntheticSpec(vocab_size=16, context_length=48, eos=15)
 SMALL_DRAFT = SyntheticSpec(vocab_size=16, context_length=48, eos=15, noise=0.5)
 PROMPT = (0, 1, 2)
-PROPOSERS = "model,prompt_lookup,prediction"
+PROPOSERS = "model,prompt_lookup,prediction,suffix"
 
 
 async def exact(orchestrator: RunningOrchestrator, drafted: bool = True) -> None:

@@ -1,7 +1,7 @@
 """All three services in the test's event loop, over real gRPC."""
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 
@@ -56,14 +56,14 @@ async def start_system(
     tokenizer: str = "",
     proposers: str = "model",
     ahead_blocks: int = 2,
-    medusa: str = "",
+    draft_settings: Mapping[str, object] | None = None,
     **settings: object,
 ) -> AsyncIterator[RunningSystem]:
     """Starts the services and waits until they are linked.
 
     Args:
         draft: the draft's model; none without a draft service.
-        proposers, ahead_blocks, medusa: of the draft worker.
+        proposers, ahead_blocks, draft_settings: of the draft worker.
         tokenizer: MODEL of the tokenizer; by default the synthetic one of the target's size.
         settings: fields of OrchestratorConfig.
     """
@@ -74,7 +74,7 @@ async def start_system(
         running_draft = None
         if draft is not None:
             running_draft = await stack.enter_async_context(
-                start_draft(draft, proposers=proposers, ahead_blocks=ahead_blocks, medusa=medusa)
+                start_draft(draft, proposers=proposers, ahead_blocks=ahead_blocks, **(draft_settings or {}))
             )
         running = await stack.enter_async_context(
             start_orchestrator(

@@ -346,7 +346,7 @@ async def start_draft(
 
     def engines() -> Engines:
         made = engine() if callable(engine) else engine
-        copying = (draft_pb2.PROPOSER_PROMPT_LOOKUP, draft_pb2.PROPOSER_PREDICTION)
+        copying = (draft_pb2.PROPOSER_PROMPT_LOOKUP, draft_pb2.PROPOSER_PREDICTION, draft_pb2.PROPOSER_SUFFIX)
         kinds = [kind for kind in config.kinds if kind not in copying]
         return dict.fromkeys(kinds, made), made.info
 

@@ -17,7 +17,7 @@ from outrider.law.transforms import RowContext, law_probs
 from outrider.lm.engine import Segment
 from outrider.lm.synthetic import SyntheticEngine
 from outrider.lm.synthetic_spec import SyntheticSpec
-from outrider.v1.draft_pb2 import PROPOSER_MODEL, PROPOSER_PROMPT_LOOKUP
+from outrider.v1.draft_pb2 import PROPOSER_AUTO, PROPOSER_MODEL, PROPOSER_PROMPT_LOOKUP, PROPOSER_SUFFIX
 from outrider.v1.orchestrator_pb2 import ACCEPTANCE_COUPLED
 from tests.harness.engines import DEADLINE
 from tests.harness.orchestrator import Generation, RunningOrchestrator, ask, start_orchestrator
@@ -65,11 +65,11 @@ async def test_every_draft_and_every_lookahead_gives_the_same_tokens(spec: Synth
     expected = reference()
     async with (
         start_target(SyntheticEngine(TARGET)) as target,
-        start_draft(SyntheticEngine(spec), proposers="model,prompt_lookup") as draft,
+        start_draft(SyntheticEngine(spec), proposers="model,prompt_lookup,suffix", suffix_history=4096) as draft,
         start_orchestrator([target.address], [draft.address], tokenizer=TOKENIZER) as orchestrator,
     ):
         for lookahead, law_top in ((1, 0), (2, 1), (3, 0), (4, 3), (7, 0), (16, 0)):
-            wanted = request(lookahead=lookahead)
+            wanted = request(lookahead=lookahead, proposer=PROPOSER_MODEL)
             wanted.speculation.law_top = law_top
             generation = await orchestrator.generate(wanted)
             assert generation.ids == expected
@@ -77,7 +77,7 @@ async def test_every_draft_and_every_lookahead_gives_the_same_tokens(spec: Synth
             if spec is TARGET and law_top == 0:
                 # Draft = target: everything is kept, at every lookahead.
                 assert generation.accepted == generation.drafted
-        for proposer in (PROPOSER_MODEL, PROPOSER_PROMPT_LOOKUP):
+        for proposer in (PROPOSER_MODEL, PROPOSER_PROMPT_LOOKUP, PROPOSER_SUFFIX, PROPOSER_AUTO):
             assert (await orchestrator.generate(request(proposer=proposer))).ids == expected
 
 

@@ -43,6 +43,8 @@ PROPOSERS = {
     "early_exit": draft_pb2.PROPOSER_EARLY_EXIT,
     "prompt_lookup": draft_pb2.PROPOSER_PROMPT_LOOKUP,
     "prediction": draft_pb2.PROPOSER_PREDICTION,
+    "suffix": draft_pb2.PROPOSER_SUFFIX,
+    "suffix_or_model": draft_pb2.PROPOSER_SUFFIX_OR_MODEL,
 }
 PROMPTS = ([0, 1, 2, 3], [3, 0, 1, 2, 3, 0, 1, 2, 3, 0], [5, 2, 1, 2, 3, 2, 1])
 PREDICTION = [0, 1, 2, 3] * 8
@@ -78,7 +80,8 @@ async def test_what_is_pushed_is_bit_for_bit_what_an_advance_would_get(
     proposer: str, law: LawParams, rule: str
 ) -> None:
     """For sessions that share passes, two blocks ahead, against a worker that looks at nothing but the tokens."""
-    settings = {"proposers": proposer, "early_exit_layers": 1}
+    offered = "suffix_or_model,model" if proposer == "suffix_or_model" else proposer
+    settings = {"proposers": offered, "early_exit_layers": 1}
     async with (
         start_draft(SyntheticEngine(SPEC), ahead_blocks=2, **settings) as draft,
         start_draft(SyntheticEngine(SPEC), ahead_blocks=0, **settings) as fresh,

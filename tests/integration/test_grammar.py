@@ -14,7 +14,7 @@ from outrider.lm.synthetic import SyntheticEngine
 from outrider.lm.synthetic_spec import SyntheticSpec
 from outrider.v1 import orchestrator_pb2 as pb
 from outrider.v1 import target_pb2
-from outrider.v1.draft_pb2 import PROPOSER_PROMPT_LOOKUP
+from outrider.v1.draft_pb2 import PROPOSER_PROMPT_LOOKUP, PROPOSER_SUFFIX
 from outrider.v1.types_pb2 import Grammar
 from tests.harness.engines import ScriptedEngine, next_token_script
 from tests.harness.orchestrator import Generation, ask, start_orchestrator
@@ -56,7 +56,7 @@ def letters(generation: Generation) -> str:
 async def test_a19_every_output_is_a_member(rule: "pb.Acceptance.ValueType", dense: bool) -> None:
     async with (
         start_target(SyntheticEngine(TARGET)) as target,
-        start_draft(SyntheticEngine(LIKE), proposers="model,prompt_lookup") as draft,
+        start_draft(SyntheticEngine(LIKE), proposers="model,prompt_lookup,suffix") as draft,
         start_orchestrator([target.address], [draft.address], tokenizer=TOKENIZER, draft_timeout=30.0) as orchestrator,
     ):
         drafted = 0
@@ -65,7 +65,7 @@ async def test_a19_every_output_is_a_member(rule: "pb.Acceptance.ValueType", den
             if dense:
                 request.speculation.row_format = target_pb2.ROW_FORMAT_LOGITS
             if seed % 2:
-                request.speculation.proposer = PROPOSER_PROMPT_LOOKUP
+                request.speculation.proposer = PROPOSER_SUFFIX if seed % 4 == 1 else PROPOSER_PROMPT_LOOKUP
             generation = await orchestrator.generate(request)
             assert re.fullmatch(REGEX, letters(generation))
             drafted += generation.drafted

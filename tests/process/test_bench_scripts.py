@@ -1,11 +1,14 @@
 """The scripts around `outrider bench` run, and say by their exit code when a goal is missed."""
 
 import asyncio
+import json
 import re
+from pathlib import Path
 
 import psutil
 import pytest
 
+from bench import proposers
 from tests.harness.openai_server import echo_server
 from tests.process.test_row_benches import bench
 
@@ -55,6 +58,28 @@ async def test_engine_forward(limit: str, code: int) -> None:
     assert ended == code, output
     assert output.count("MISSED: batch 2") == 3 * code
     assert [line.split()[:2] for line in output.splitlines()[3:9]] == [[b, n] for b in "12" for n in "159"]
+
+
+# So is what a tiny random model says, and how fast on a busy machine.
+@pytest.mark.parametrize(("goal", "code"), [("0", 0), ("99", 1)])
+async def test_proposers(goal: str, code: int, tmp_path: Path) -> None:
+    ended, output = await bench("proposers", "--suffix-goal", goal, "--auto-limit", "0", "--output", str(tmp_path))
+    assert ended == code, output
+    assert ("MISSED: suffix, quoting" in output) == bool(code)
+    assert output.count("auto, ") == 3
+    report = json.loads((tmp_path / "proposers.json").read_text())
+    assert {row["proposer"] for row in report["rows"]} == {"plain", *proposers.PROPOSERS}
+    assert all(row["same_tokens"] == 1.0 for row in report["rows"])
+    copied = [row for row in report["rows"] if row["proposer"] in ("prompt_lookup", "suffix")]
+    assert all(row["draft_ms"] < 5.0 for row in copied)
+    assert (tmp_path / "proposers.svg").read_text().count("</svg>") == 1
+
+
+async def test_copied() -> None:
+    ended, output = await bench("copied", "--temperatures", "0", "1")
+    assert ended == 0, output
+    assert "point mass" in output
+    assert len([line for line in output.splitlines() if line.split()[1:2] == ["quoting"]]) == 4
 
 
 @pytest.mark.parametrize(("goal", "code"), [("1", 0), ("9", 1)])

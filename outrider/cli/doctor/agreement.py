@@ -140,10 +140,15 @@ def _contexts(workers: Sequence[Worker]) -> list[Finding]:
 
 
 def _proposers(workers: Iterable[Worker]) -> list[Finding]:
-    offers = [(each.name, ", ".join(each.proposers)) for each in workers if each.proposers]
+    offers = [(each.name, ", ".join(each.proposers) + _kept(each)) for each in workers if each.proposers]
     if len(_grouped(offers)) == 1:
-        return [ok("proposers", "drafts", f"{offers[0][1]} (the first is the default)")]
+        return [ok("proposers", "drafts", offers[0][1])]
     return _alike("drafts", offers, "a session gets what its draft worker offers: give all the same --proposers")
+
+
+def _kept(worker: Worker) -> str:
+    tokens = worker.history_tokens
+    return f"; keeps {tokens} tokens of each tenant's outputs in memory" if tokens else ""
 
 
 def _alike(whose: str, told: Sequence[tuple[str, str]], advice: str) -> list[Finding]:

@@ -33,6 +33,7 @@ class Worker:
     Attributes:
         version: of its package; empty while unknown.
         proposers: that a draft worker offers; empty while unknown.
+        history_tokens: of earlier outputs that a draft worker keeps of each tenant.
         endpoint: where it was asked; None when an orchestrator said it.
     """
 
@@ -42,6 +43,7 @@ class Worker:
     version: str = ""
     proposers: tuple[str, ...] = ()
     endpoint: Endpoint | None = None
+    history_tokens: int = 0
 
 
 async def orchestrator(
@@ -140,8 +142,9 @@ async def worker(endpoint: Endpoint, seconds: float) -> tuple[Worker | None, lis
         except grpc.aio.AioRpcError as error:
             return None, [tcp, tls, _refused(endpoint, error)]
     proposers = info.proposers if isinstance(info, draft_pb2.DraftServiceGetInfoResponse) else ()
+    kept = info.history_tokens if isinstance(info, draft_pb2.DraftServiceGetInfoResponse) else 0
     names = tuple(map(_proposer, proposers))
-    known = Worker(endpoint.name, endpoint.kind, info.model, info.version, names, endpoint)
+    known = Worker(endpoint.name, endpoint.kind, info.model, info.version, names, endpoint, kept)
     seen = f"Outrider {info.version or 'before 0.1.0'}, protocol outrider.v1, law {info.model.law_version}"
     return known, [tcp, tls, state, ok("version", endpoint.name, seen)]
 

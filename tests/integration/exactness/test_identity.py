@@ -132,8 +132,9 @@ async def test_a21_a_greedy_output_does_not_change_with_speculation(noise: float
         assert {0.0: accepted == 1.0, 1.0: 0.2 < accepted < 0.95, 100.0: accepted < 0.3}[noise], accepted
 
 
-async def test_a21_prompt_lookup_changes_nothing_either() -> None:
-    async with start_system(synthetic(), synthetic(), proposers="prompt_lookup") as system:
+@pytest.mark.parametrize("proposer", ["prompt_lookup", "suffix"])
+async def test_a21_what_is_copied_changes_nothing_either(proposer: str) -> None:
+    async with start_system(synthetic(), synthetic(), proposers=proposer) as system:
         expected = await plain(system, 60)
         requests = (ask(prompt, max_tokens=60, lookahead=5, **GREEDY) for prompt in PROMPTS)
         generations = await system.generate_all(requests)

@@ -105,7 +105,7 @@ async def test_c8_sessions_that_fail_or_are_cancelled_by_id_leave_nothing() -> N
         await until_empty(system)
 
 
-@pytest.mark.parametrize("proposers", ["model", "prompt_lookup"])
+@pytest.mark.parametrize("proposers", ["model", "prompt_lookup", "suffix"])
 async def test_c8_no_kv_page_is_held_when_all_sessions_are_gone(proposers: str) -> None:
     """Paged caches: what is used afterwards is nothing, at the draft and at the target."""
     async with start_system(

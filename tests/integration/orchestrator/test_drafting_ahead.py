@@ -9,7 +9,14 @@ from orchestrator.links.draft import MAX_PUSHED
 from outrider.lm.tokenizer import load_tokenizer
 from outrider.net.arrays import to_bytes
 from outrider.v1 import draft_pb2, orchestrator_pb2
-from outrider.v1.draft_pb2 import PROPOSER_MODEL, PROPOSER_PREDICTION, PROPOSER_PROMPT_LOOKUP, DraftCommand, DraftEvent
+from outrider.v1.draft_pb2 import (
+    PROPOSER_MODEL,
+    PROPOSER_PREDICTION,
+    PROPOSER_PROMPT_LOOKUP,
+    PROPOSER_SUFFIX,
+    DraftCommand,
+    DraftEvent,
+)
 from outrider.v1.orchestrator_pb2 import ACCEPTANCE_BLOCK, ACCEPTANCE_COUPLED, ACCEPTANCE_RATIO
 from tests.harness.faults import Client, Counters, FakeDraft, fake_draft, greedy_output, target_engine
 from tests.harness.orchestrator import Generation, ask, start_orchestrator
@@ -28,7 +35,7 @@ RULES = {
 
 
 @pytest.mark.parametrize("rule", RULES)
-@pytest.mark.parametrize("proposer", [PROPOSER_MODEL, PROPOSER_PROMPT_LOOKUP, PROPOSER_PREDICTION])
+@pytest.mark.parametrize("proposer", [PROPOSER_MODEL, PROPOSER_PROMPT_LOOKUP, PROPOSER_PREDICTION, PROPOSER_SUFFIX])
 async def test_the_output_is_the_same_with_drafting_ahead_and_without(
     rule: str, proposer: draft_pb2.Proposer.ValueType
 ) -> None:
@@ -43,7 +50,7 @@ async def test_the_output_is_the_same_with_drafting_ahead_and_without(
         async with start_system(
             synthetic(order=2, pass_ms=2.0),
             synthetic(order=2, noise=0.4),
-            proposers="model,prompt_lookup,prediction",
+            proposers="model,prompt_lookup,prediction,suffix",
             ahead_blocks=blocks,
         ) as system:
             found.append(await system.generate_all(requests))

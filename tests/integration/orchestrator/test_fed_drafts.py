@@ -35,11 +35,8 @@ RULES: dict[str, dict[str, Any]] = {
 
 @asynccontextmanager
 async def medusa(scale: float = 30.0, **settings: Any) -> AsyncIterator[RunningSystem]:
-    heads = walking_heads(scale)
-    tokenizer = f"synthetic:vocab_size={VOCAB}"
-    async with start_system(
-        walking_target(scale), heads, proposers="medusa", medusa="heads", tokenizer=tokenizer, **settings
-    ) as system:
+    settings |= {"draft_settings": {"medusa": "heads"}, "tokenizer": f"synthetic:vocab_size={VOCAB}"}
+    async with start_system(walking_target(scale), walking_heads(scale), proposers="medusa", **settings) as system:
         yield system
 
 
@@ -160,7 +157,9 @@ async def cut_off(orchestrator: RunningOrchestrator, lost: str, workers: Any) ->
 
 
 async def test_a_target_that_shows_no_features_leaves_it_without_blocks_and_says_why() -> None:
-    async with start_system(synthetic(vocab_size=VOCAB), walking_heads(), proposers="medusa", medusa="heads") as system:
+    async with start_system(
+        synthetic(vocab_size=VOCAB), walking_heads(), proposers="medusa", draft_settings={"medusa": "heads"}
+    ) as system:
         said = await system.orchestrator.generate(ask(PROMPT, max_tokens=12, lookahead=3, **GREEDY))
     assert len(said.tokens) == 12
     assert not any(one.drafted for one in said.rounds)

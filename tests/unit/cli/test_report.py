@@ -81,6 +81,20 @@ def test_summary_of_an_empty_generation() -> None:
     assert "acceptance –, by position –" in summary(Generation())
 
 
+def test_a_summary_says_what_made_the_blocks_and_why() -> None:
+    result = Generation()
+    for proposer, drafted, choice in (
+        (5, 3, "measured: suffix of model 1.20, suffix 2.00"),
+        (5, 3, ""),
+        (1, 2, ""),
+        (1, 0, ""),
+    ):
+        result.stats.add_round(pb.Round(proposer=proposer, drafted=drafted, proposer_choice=choice))  # type: ignore[arg-type]
+    lines = summary(result).splitlines()
+    assert "blocks: 2 by suffix, 1 by model" in lines
+    assert "proposer: measured: suffix of model 1.20, suffix 2.00" in lines
+
+
 def test_words() -> None:
     assert (number(None), number(1234.56), percent(None), percent(0.426)) == ("–", "1,234.6", "–", "43%")
     assert reason_text(pb.PLAIN_REASON_VOCAB_MISMATCH) == "vocab mismatch"

@@ -15,6 +15,7 @@ from orchestrator.tenants import Tenants
 from outrider.observe.catalogue import BLOCK, CATALOGUE, of, series
 from outrider.observe.export import Exporter
 from outrider.observe.instruments import Instruments
+from outrider.v1.draft_pb2 import PROPOSER_SUFFIX
 from outrider.v1.orchestrator_pb2 import (
     ACCEPTANCE_GREEDY,
     ACCEPTANCE_RATIO,
@@ -119,10 +120,16 @@ def test_i1_a_round_counts_its_own_tokens_and_no_more() -> None:
 
 def test_i1_the_tokens_after_an_end_are_not_emitted() -> None:
     counters = Counters()
-    counters.metrics.round(RoundStats(10, drafted=4, accepted=3), 2, ACCEPTANCE_GREEDY, TOKEN_ORIGIN_RECOVERED)
+    counters.metrics.round(
+        RoundStats(10, drafted=4, accepted=3, proposer=PROPOSER_SUFFIX), 2, ACCEPTANCE_GREEDY, TOKEN_ORIGIN_RECOVERED
+    )
     found = counters.read()
     assert (found["outrider.emitted_tokens"], found["outrider.emitted_tokens{RECOVERED}"]) == (2, 0)
     assert found["outrider.trimmed_tokens"] == 2
+    by_proposer = [
+        found[f"outrider.proposer_{name}{{suffix}}"] for name in ("blocks", "draft_tokens", "accepted_tokens")
+    ]
+    assert by_proposer == [1, 4, 3]
     assert found["outrider.accepted_tokens"] + found["outrider.rounds"] - 2 == 2
 
 

@@ -63,3 +63,18 @@ def test_bad_proposers_are_named(value: str, message: str) -> None:
     with pytest.raises(ConfigError) as failure:
         parse_config(DraftConfig, ["--model", "m", "--proposers", value])
     assert message in str(failure.value)
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (("--proposers", "suffix_or_model"), "suffix_or_model needs the proposer model beside it"),
+        (("--suffix-history", "4096"), "--suffix-history needs suffix or suffix_or_model"),
+        (("--proposers", "suffix", "--suffix-history", "1023"), "fewer than 1024 tokens are of no use; 0 keeps none"),
+        (("--proposers", "auto"), "'auto' is no proposer"),
+    ],
+)
+def test_proposers_that_cannot_be_and_outputs_that_nothing_drafts_from(flags: tuple[str, ...], message: str) -> None:
+    with pytest.raises(ConfigError) as failure:
+        parse_config(DraftConfig, ["--model", "m", *flags])
+    assert message in str(failure.value)
