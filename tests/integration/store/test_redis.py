@@ -522,7 +522,8 @@ async def test_how_full_it_is_in_memory(tmp_path: Path) -> None:
         await store.create(SessionRecord("large", ints(1), 1, meta=meta))
         after = await store.fullness()
         assert after is not None
-        assert 0.09 < after - before < 0.15
+        # The server's buffers hold as much again for a while.
+        assert 0.09 < after - before < 0.35
         server.kill()
         with pytest.raises(StoreUnavailable):
             await store.fullness()
