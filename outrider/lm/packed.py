@@ -1,9 +1,14 @@
-"""Linear weights packed once for the CPU's matrix kernels (oneDNN): twice as fast at the few positions of a round."""
+"""Linear weights packed once for the CPU's matrix kernels (oneDNN): twice as fast at the few positions of a round.
+
+oneDNN has none for bfloat16 on a CPU without AVX-512: there a kernel of ours takes the weights as they are.
+"""
 
 from functools import cache
 
 import torch
 from torch import nn
+
+from outrider.lm.kernels import kernels
 
 _PACKABLE = {torch.bfloat16, torch.float32, torch.float16}
 
@@ -25,9 +30,36 @@ class PackedLinear(nn.Module):
         return output
 
 
+class KernelLinear(nn.Module):
+    """The same by a kernel of ours, over the nn.Linear's own weight: no copy.
+
+    Attributes:
+        record: of the weights, for other kernels.
+    """
+
+    def __init__(self, linear: nn.Linear) -> None:
+        from outrider.lm.kernels.compiled import linear_record
+
+        super().__init__()
+        found = kernels()
+        assert found is not None
+        self.in_features, self.out_features = linear.in_features, linear.out_features
+        self.weight = nn.Parameter(linear.weight.detach().contiguous(), requires_grad=False)
+        self._bias = None if linear.bias is None else linear.bias.detach().float().contiguous()
+        self._kernels, self.record = found, linear_record(self.weight, self._bias)
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        """[..., in_features] to [..., out_features]"""
+        return self._kernels.linear(self.record, inputs)
+
+
 def pack_linear(layer: nn.Module) -> nn.Module:
-    """The packed layer; the layer itself when it is no nn.Linear or this CPU has no packed kernel for it."""
-    return PackedLinear(layer) if type(layer) is nn.Linear and _can_pack(layer) else layer
+    """The layer with the quickest product that this CPU has for it; the layer itself where that is its own."""
+    if type(layer) is not nn.Linear:
+        return layer
+    if _can_pack(layer):
+        return PackedLinear(layer)
+    return KernelLinear(layer) if _suits_kernels(layer) else layer
 
 
 def pack_linears(model: nn.Module) -> int:
@@ -40,12 +72,12 @@ def pack_linears(model: nn.Module) -> int:
         (parent, name, child)
         for parent in model.modules()
         for name, child in parent._modules.items()  # named_children leaves out second names
-        if type(child) is nn.Linear and _can_pack(child)
+        if type(child) is nn.Linear and (_can_pack(child) or _suits_kernels(child))
     ]
-    packed: dict[int, PackedLinear] = {}
+    packed: dict[int, nn.Module] = {}
     for parent, name, child in linears:
         if id(child) not in packed:
-            packed[id(child)] = PackedLinear(child)
+            packed[id(child)] = pack_linear(child)
         setattr(parent, name, packed[id(child)])
     return len(packed)
 
@@ -55,11 +87,20 @@ def _can_pack(linear: nn.Linear) -> bool:
     dtype = linear.weight.dtype
     if linear.weight.device.type != "cpu" or dtype not in _PACKABLE:
         return False
-    return _has_kernel(dtype)
+    return has_packed(dtype)
+
+
+def _suits_kernels(linear: nn.Linear) -> bool:
+    """Whether a kernel of ours is quicker than torch's product for the layer, which may be elsewhere."""
+    weight = linear.weight
+    if weight.device.type != "cpu" or weight.dtype != torch.bfloat16 or linear.in_features % 8:
+        return False
+    return not has_packed(weight.dtype) and kernels() is not None
 
 
 @cache
-def _has_kernel(dtype: torch.dtype) -> bool:
+def has_packed(dtype: torch.dtype) -> bool:
+    """Whether torch has packed products for this CPU in the type."""
     if not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
         return False
     try:

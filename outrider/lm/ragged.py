@@ -71,9 +71,11 @@ class RaggedBatch:
     Attributes:
         slots: [n] int64, where each row's key and value go.
         positions: [n] int64, each row's position in its sequence.
+        pieces: the sequences.
     """
 
     def __init__(self, pieces: Sequence[Piece], null_page: int, page_size: int, device: torch.device) -> None:
+        self.pieces = pieces
         self._null_page, self._page_size, self._device = null_page, page_size, device
         self._groups = _group([part for piece in pieces for part in _split(piece, page_size)])
         self._count = sum(piece.rows for piece in pieces)

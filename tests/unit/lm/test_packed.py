@@ -4,7 +4,8 @@ import pytest
 import torch
 from torch import nn
 
-from outrider.lm.packed import PackedLinear, pack_linears
+from outrider.lm import packed
+from outrider.lm.packed import PackedLinear, has_packed, pack_linear, pack_linears
 
 
 class Tied(nn.Module):
@@ -23,6 +24,8 @@ class Tied(nn.Module):
 @torch.inference_mode()
 def test_equal_to_the_plain_layer(shape: tuple[int, ...], dtype: torch.dtype, tolerance: float, bias: bool) -> None:
     generator = torch.Generator().manual_seed(0)
+    if not has_packed(dtype):
+        pytest.skip("torch has no packed product of this type for this processor")
     plain = nn.Linear(48, 33, bias=bias, dtype=dtype)
     inputs = torch.randn(shape, generator=generator).to(dtype)
     actual, expected = PackedLinear(plain)(inputs), plain(inputs)
@@ -38,6 +41,13 @@ def test_a_tied_weight_stays_in_the_embedding_and_is_packed_once() -> None:
     assert isinstance(model.head, PackedLinear)
     assert model.again is model.head
     torch.testing.assert_close(model.head(model.embedding(torch.tensor([3]))), expected)
+
+
+def test_a_processor_without_a_kernel_leaves_layers_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = nn.Linear(8, 8, dtype=torch.bfloat16)
+    monkeypatch.setattr(packed, "has_packed", lambda _dtype: False)
+    monkeypatch.setattr(packed, "kernels", lambda: None)
+    assert pack_linear(plain) is plain
 
 
 def test_types_without_a_kernel_are_left_alone() -> None:

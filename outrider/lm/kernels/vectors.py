@@ -1,0 +1,290 @@
+"""What numba's kernels are made of: sums whose order is what the code says.
+
+A compiler that may reorder sums does so differently for one position and for five, and a token's logits would then
+depend on what else is in its pass. Addresses are int64, as `Tensor.data_ptr` gives them; strides are in bytes. `kind`
+says what weights, keys and values are by its type: uint16 stands for bfloat16, the upper half of a float32; else
+float32.
+"""
+
+from typing import Any
+
+from llvmlite import ir
+from numba import types
+from numba.core import cgutils
+from numba.extending import intrinsic
+
+from outrider.lm.kernels.instructions import FLOAT, INT, INTS, LANES, LONG, SHORT, Code, lanes
+
+_UNROLLED = 4
+
+
+def _void(count: int, *first: Any) -> Any:
+    return types.void(*first, *[types.int64] * count)
+
+
+@intrinsic(prefer_literal=True)  # type: ignore[untyped-decorator]
+def dots(
+    typing: Any,
+    kind: Any,
+    rows: Any,
+    columns: Any,
+    weights: Any,
+    stride: Any,
+    count: Any,
+    inputs: Any,
+    input_stride: Any,
+    length: Any,
+    out: Any,
+    out_stride: Any,
+) -> Any:
+    """out[m, r] = sum over k of weights[r, k] * inputs[m, k], for r < count and m < the constant `columns`.
+
+    Inputs are float32; `length` is a multiple of 8. Rows are taken `rows` (a constant: 1, 2, 4, 8) at a time, then one
+    by one. What the next ones need is fetched meanwhile.
+    """
+    high, wide = rows.literal_value, columns.literal_value
+
+    def tile(code: Code, high: int, first: ir.Value, arguments: Any) -> None:
+        build = code.builder
+        weights, stride, _, inputs, input_stride, length, out, out_stride = arguments
+        row_at = [code.at(weights, code.times(stride, code.at(first, row))) for row in range(high)]
+        input_at = [code.at(inputs, code.times(input_stride, it)) for it in range(wide)]
+        sums = [[cgutils.alloca_once_value(build, lanes(0.0)) for _ in range(wide)] for _ in range(high)]
+
+        def step(place: ir.Value) -> None:
+            read = [code.floats(code.at(it, code.times(place, 4))) for it in input_at]
+            for row in range(high):
+                weight = code.widened(code.at(row_at[row], code.times(place, code.size)))
+                for column in range(wide):
+                    to = sums[row][column]
+                    build.store(code.fma(weight, read[column], build.load(to)), to)
+
+        block = LANES * _UNROLLED
+        whole = code.times(build.sdiv(length, LONG(block)), block)
+        with cgutils.for_range_slice(build, LONG(0), whole, LONG(block), LONG) as (place, _):
+            for row in range(high):
+                ahead = code.at(row_at[row], code.times(place, code.size), code.times(stride, high))
+                for line in range(0, block * code.size, 64):
+                    code.prefetch(code.at(ahead, line))
+            for part in range(_UNROLLED):
+                step(code.at(place, LANES * part))
+        with cgutils.for_range_slice(build, whole, length, LONG(LANES), LONG) as (place, _):
+            step(place)
+        order = ir.Constant(ir.VectorType(INT, high), [_lane(row, high) for row in range(high)])
+        for column in range(wide):
+            (total,) = code.sums([build.load(sums[row][column]) for row in range(high)])
+            to = code.at(out, code.times(out_stride, column), code.times(first, 4))
+            code.store(build.shuffle_vector(total, total, order), to)
+
+    def write(context: Any, build: ir.IRBuilder, signature: Any, arguments: Any) -> Any:
+        code, arguments = Code(build, kind), arguments[3:]
+        count = arguments[2]
+        whole = code.times(build.sdiv(count, LONG(high)), high)
+        with cgutils.for_range_slice(build, LONG(0), whole, LONG(high), LONG) as (first, _):
+            tile(code, high, first, arguments)
+        if high > 1:
+            with cgutils.for_range_slice(build, whole, count, LONG(1), LONG) as (first, _):
+                tile(code, 1, first, arguments)
+        return context.get_dummy_value()
+
+    return _void(8, kind, rows, columns), write
+
+
+def _lane(row: int, high: int) -> int:
+    """Where `sums` leaves the sum of one of `high` vectors."""
+    where = [[it] * LANES for it in range(high)]
+    for parts in (1, 2, 4):
+        width = LANES // parts
+        pairs = [(where[i], where[min(i + 1, len(where) - 1)]) for i in range(0, len(where), 2)]
+        low = [part * width + lane for part in range(parts) for lane in range(width // 2)]
+        where = [[first[it] for it in low] + [second[it] for it in low] for first, second in pairs]
+    return where[0].index(row)
+
+
+@intrinsic(prefer_literal=True)  # type: ignore[untyped-decorator]
+def weigh(
+    typing: Any,
+    kind: Any,
+    rows: Any,
+    vectors: Any,
+    weights: Any,
+    weight_stride: Any,
+    values: Any,
+    stride: Any,
+    count: Any,
+    out: Any,
+    out_stride: Any,
+) -> Any:
+    """out[m, :8 * C] += sum over k < count of weights[m, k] * values[k, :8 * C], in the order of k, for m < M.
+
+    M = `rows` and C = `vectors` are constants; weights are float32.
+    """
+    high, wide = rows.literal_value, vectors.literal_value
+
+    def write(context: Any, build: ir.IRBuilder, signature: Any, arguments: Any) -> Any:
+        code = Code(build, kind)
+        weights, weight_stride, values, stride, count, out, out_stride = arguments[3:]
+        places = [
+            [code.at(out, code.times(out_stride, row), 4 * LANES * part) for part in range(wide)] for row in range(high)
+        ]
+        sums = [[cgutils.alloca_once_value(build, code.floats(it)) for it in row] for row in places]
+        weight_at = [code.at(weights, code.times(weight_stride, row)) for row in range(high)]
+        with cgutils.for_range_slice(build, LONG(0), count, LONG(1), LONG) as (key, _):
+            line = code.at(values, code.times(stride, key))
+            read = [code.widened(code.at(line, code.size * LANES * part)) for part in range(wide)]
+            for row in range(high):
+                place = code.pointer(code.at(weight_at[row], code.times(key, 4)), FLOAT)
+                weight = code.splat(build.load(place, align=4))
+                for part in range(wide):
+                    to = sums[row][part]
+                    build.store(code.fma(weight, read[part], build.load(to)), to)
+        for row in range(high):
+            for part in range(wide):
+                code.store(build.load(sums[row][part]), places[row][part])
+        return context.get_dummy_value()
+
+    return _void(7, kind, rows, vectors), write
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def highest(typing: Any, address: Any, count: Any) -> Any:
+    """The greatest of `count` float32, a multiple of 8; NaN is passed over."""
+
+    def write(context: Any, build: ir.IRBuilder, signature: Any, arguments: Any) -> Any:
+        code = Code(build)
+        best = cgutils.alloca_once_value(build, lanes(float("-inf")))
+
+        def greater(first: ir.Value, second: ir.Value) -> ir.Value:
+            return build.select(build.fcmp_ordered(">", first, second), first, second)
+
+        with cgutils.for_range_slice(build, LONG(0), arguments[1], LONG(LANES), LONG) as (place, _):
+            build.store(greater(code.floats(code.at(arguments[0], code.times(place, 4))), build.load(best)), best)
+        value = build.load(best)
+        for width in (4, 2, 1):
+            turned = ir.Constant(INTS, [(lane + width) % LANES for lane in range(LANES)])
+            value = greater(value, build.shuffle_vector(value, value, turned))
+        return build.extract_element(value, INT(0))
+
+    return types.float32(types.int64, types.int64), write
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def square_sum(typing: Any, address: Any, count: Any) -> Any:
+    """Of `count` float32, a multiple of 8."""
+
+    def write(context: Any, build: ir.IRBuilder, signature: Any, arguments: Any) -> Any:
+        code = Code(build)
+        total = cgutils.alloca_once_value(build, lanes(0.0))
+        with cgutils.for_range_slice(build, LONG(0), arguments[1], LONG(LANES), LONG) as (place, _):
+            value = code.floats(code.at(arguments[0], code.times(place, 4)))
+            build.store(code.fma(value, value, build.load(total)), total)
+        (value,) = code.sums([build.load(total)])
+        return build.extract_element(value, INT(0))
+
+    return types.float32(types.int64, types.int64), write
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def exponentials(typing: Any, address: Any, count: Any, top: Any, scale: Any) -> Any:
+    """Makes exp(scale * (x - top)) of `count` float32, a multiple of 8, in place; returns their sum."""
+
+    def write(context: Any, build: ir.IRBuilder, signature: Any, arguments: Any) -> Any:
+        code = Code(build)
+        start, count, top, scale = arguments
+        total = cgutils.alloca_once_value(build, lanes(0.0))
+        top, scale = code.splat(top), code.splat(scale)
+        with cgutils.for_range_slice(build, LONG(0), count, LONG(LANES), LONG) as (place, _):
+            at = code.at(start, code.times(place, 4))
+            value = code.exp(build.fmul(build.fsub(code.floats(at), top), scale))
+            code.store(value, at)
+            build.store(build.fadd(build.load(total), value), total)
+        (value,) = code.sums([build.load(total)])
+        return build.extract_element(value, INT(0))
+
+    return types.float32(types.int64, types.int64, types.float32, types.float32), write
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def gated(typing: Any, gate: Any, up: Any, count: Any) -> Any:
+    """gate = silu(gate) * up for `count` float32, a multiple of 8."""
+
+    def write(context: Any, build: ir.IRBuilder, signature: Any, arguments: Any) -> Any:
+        code = Code(build)
+        with cgutils.for_range_slice(build, LONG(0), arguments[2], LONG(LANES), LONG) as (place, _):
+            at = code.at(arguments[0], code.times(place, 4))
+            value, factor = code.floats(at), code.floats(code.at(arguments[1], code.times(place, 4)))
+            below = build.fadd(lanes(1.0), code.exp(build.fneg(value)))
+            code.store(build.fmul(build.fdiv(value, below), factor), at)
+        return context.get_dummy_value()
+
+    return _void(3), write
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def size_of(typing: Any, kind: Any) -> Any:
+    """Bytes of a number."""
+
+    def write(context: Any, build: ir.IRBuilder, signature: Any, arguments: Any) -> Any:
+        return LONG(Code(build, kind).size)
+
+    return types.int64(kind), write
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def pointer(typing: Any, address: Any) -> Any:
+    """For numba's carray."""
+
+    def write(context: Any, build: ir.IRBuilder, signature: Any, arguments: Any) -> Any:
+        return build.inttoptr(arguments[0], cgutils.voidptr_t)
+
+    return types.voidptr(types.int64), write
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def number(typing: Any, address: Any, index: Any) -> Any:
+    """The float32 there."""
+
+    def write(context: Any, build: ir.IRBuilder, signature: Any, arguments: Any) -> Any:
+        code = Code(build)
+        at = code.at(arguments[0], code.times(arguments[1], 4))
+        return build.load(code.pointer(at, FLOAT), align=4)
+
+    return types.float32(types.int64, types.int64), write
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def whole(typing: Any, address: Any, index: Any) -> Any:
+    """The int64 there."""
+
+    def write(context: Any, build: ir.IRBuilder, signature: Any, arguments: Any) -> Any:
+        code = Code(build)
+        return build.load(code.pointer(code.at(arguments[0], code.times(arguments[1], 8)), LONG))
+
+    return types.int64(types.int64, types.int64), write
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def rounded(typing: Any, kind: Any, value: Any) -> Any:
+    """A float32 as the kind can hold it."""
+
+    def write(context: Any, build: ir.IRBuilder, signature: Any, arguments: Any) -> Any:
+        code, value = Code(build, kind), arguments[1]
+        return build.bitcast(code.rounded(value), FLOAT) if code.half else value
+
+    return types.float32(kind, types.float32), write
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def put(typing: Any, kind: Any, address: Any, index: Any, value: Any) -> Any:
+    """Stores a float32 as the kind, `index` numbers behind the address."""
+
+    def write(context: Any, build: ir.IRBuilder, signature: Any, arguments: Any) -> Any:
+        code = Code(build, kind)
+        _, address, index, value = arguments
+        to = code.at(address, code.times(index, code.size))
+        if code.half:
+            value = build.trunc(build.lshr(code.rounded(value), INT(16)), SHORT)
+        build.store(value, code.pointer(to, value.type), align=code.size)
+        return context.get_dummy_value()
+
+    return types.void(kind, types.int64, types.int64, types.float32), write
