@@ -34,6 +34,7 @@ _TAIL = """\
 | `OUTRIDER_TOKEN` | | bearer token that they send; `--token-file` is another way |
 | `OUTRIDER_CLIENT_TLS_CA`, `_CERT`, `_KEY` | | PEM files, as `--tls-ca`, `--tls-cert` and `--tls-key` |
 | `OUTRIDER_CACHE` | `.cache` beside the sources | where the demo keeps its model |
+| `OUTRIDER_KERNELS` | | `0` or `off` leaves everything on a CPU to torch (performance.md) |
 | `NO_COLOR` | | when set, tokens are not coloured |
 
 Models from the Hugging Face Hub follow the variables of `huggingface_hub`: `HF_HOME`, `HF_TOKEN`, `HF_HUB_OFFLINE`.

@@ -1,6 +1,7 @@
 """Kernels of ours compute what torch does, and a row depends on nothing that is beside it."""
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -10,9 +11,11 @@ from torch import nn
 
 from outrider.lm import kernels as package
 from outrider.lm import packed
+from outrider.lm.attention import PagedPass
 from outrider.lm.causal_lm import CausalLm
 from outrider.lm.engine import Segment
 from outrider.lm.kernels import kernels
+from outrider.lm.kv_storage import KvStorage, LayerShape
 from outrider.lm.packed import KernelLinear
 from outrider.lm.ragged import Piece, RaggedBatch
 from tests.harness.engines_lm import own_logits, own_model, text, tiny_engine
@@ -149,6 +152,18 @@ def test_masked_keys_may_hold_anything() -> None:
     cached.layer[:, slots] = float("nan")  # before the window
     cached.layer[:, cached.pieces[0].pages[1] * 16 + np.arange(5, 16)] = float("nan")  # behind the sequence
     assert torch.equal(cached.attended(5), expected)
+
+
+@dataclass(frozen=True)
+class Tree(Piece):
+    branches: object = None
+
+
+@pytest.mark.parametrize(("branches", "suits"), [(None, True), ("some", False)])
+def test_trees_are_left_to_torch(branches: object, suits: bool) -> None:
+    storage = KvStorage([LayerShape(1, 8, 8, torch.float32, None)], 4, 16, CPU)
+    batch = RaggedBatch([Tree(0, 2, 3, np.arange(1), branches)], storage.null_page, 16, CPU)
+    assert PagedPass(storage, batch).suits(0, 8) is suits
 
 
 @pytest.mark.parametrize("architecture", TAKEN)
