@@ -197,16 +197,17 @@ class FusedDecoder:
 
 def _stack(layers: Sequence[FusedLayer]) -> "Stack | None":
     """For kernels, where they have all that the layers do and all linear weights are for them."""
-    if not all(isinstance(linear, KernelLinear) for layer in layers for linear in layer.linears):
+    linears = [[linear for linear in layer.linears if isinstance(linear, KernelLinear)] for layer in layers]
+    if any(len(its) < len(layer.linears) for its, layer in zip(linears, layers, strict=True)):
         return None
     norms = [[it.before_attention, it.before_mlp, *(it.head_norms or ())] for it in layers]
     same = {(it.heads, it.kv_heads, it.dim, it.scaling) for it in layers}, {it.epsilon for its in norms for it in its}
-    eights = not any(linear.in_features % 8 for layer in layers for linear in layer.linears)
+    eights = not any(linear.in_features % 8 for its in linears for linear in its)
     if any(len(it) > 1 for it in same) or not eights or not {it.gated_by for it in layers} <= _SILU:
         return None
     from outrider.lm.kernels.compiled import Norms, Stack
 
-    records = [[linear.record for linear in layer.linears] for layer in layers]
+    records = [[linear.record for linear in its] for its in linears]
     weights = [Norms(*(it.weight() for it in its)) for its in norms]
     return Stack(records, weights, [it.window for it in layers], norms[0][0].epsilon)
 

@@ -18,9 +18,10 @@ from outrider.lm.distilled import DistilledDraft
 from outrider.lm.engine import Engine, EngineInfo, ModelRefused
 from outrider.lm.fused import FusedDecoder
 from outrider.lm.gguf_once import gguf_read_once
+from outrider.lm.kernels import kernels
 from outrider.lm.kv import PagePool
 from outrider.lm.kv_storage import KvStorage, LayerShape
-from outrider.lm.packed import pack_linears
+from outrider.lm.packed import has_packed, pack_linears
 from outrider.lm.probe import probe, probe_tokens, reference_logits
 from outrider.lm.quiet import Progress, quiet
 from outrider.lm.reduced_head import ReducedHead
@@ -182,6 +183,8 @@ def _assemble(
 
 def _run_of(model: PreTrainedModel, shapes: Sequence[LayerShape], *, pack: bool) -> Run:
     """The model's pass with the fewest operations known for it."""
+    if pack and model.device.type == "cpu" and model.dtype == torch.bfloat16:
+        _warn_of_slow_products()
     fused = FusedDecoder.of(model, shapes, pack=pack)
     if fused:
         return fused
@@ -190,6 +193,14 @@ def _run_of(model: PreTrainedModel, shapes: Sequence[LayerShape], *, pack: bool)
     # A distilled draft's few layers cost little more than what transformers does around them.
     distilled = isinstance(model.get_output_embeddings(), ReducedHead)  # type: ignore[no-untyped-call]
     return layer_by_layer(model) if distilled else partial(run_model, model)
+
+
+def _warn_of_slow_products() -> None:
+    if not has_packed(torch.bfloat16) and kernels() is None:
+        _log.warning(
+            "torch is slow at bfloat16 on this processor, most of all at the positions of a block: "
+            'install "outrider[cpu]" or serve in float32'
+        )
 
 
 def _vocabulary_rows(model: PreTrainedModel) -> list[int]:

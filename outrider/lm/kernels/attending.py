@@ -60,7 +60,8 @@ def attend(kind: Any, job: Any, keys: int, window: int, thread: int, threads: in
 @njit(nogil=True, cache=True)  # type: ignore[untyped-decorator]
 def partial(job: Any, unit: int, head: int, chunk: int) -> int:
     """Where a chunk's part is kept."""
-    return job.partial + 4 * ((unit * job.kv_heads + head) * job.chunks + chunk) * job.most * (job.dim + 2)
+    at: int = job.partial + 4 * ((unit * job.kv_heads + head) * job.chunks + chunk) * job.most * (job.dim + 2)
+    return at
 
 
 @njit(nogil=True, cache=True)  # type: ignore[untyped-decorator]

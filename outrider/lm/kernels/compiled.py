@@ -1,5 +1,7 @@
 """The kernels as torch's code calls them."""
 
+import logging
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -12,6 +14,8 @@ from outrider.lm.kernels import decoding
 from outrider.lm.kernels.records import ATTENTION, CHUNK, LAYER, LINEAR, PASS, PRODUCT, UNIT, scratch_size
 from outrider.lm.kernels.team import Team
 from outrider.lm.ragged import RaggedBatch
+
+_log = logging.getLogger(__name__)
 
 Record = npt.NDArray[np.void]
 
@@ -35,8 +39,14 @@ class Kernels:
         """One of the functions of `decoding`, in all threads."""
         address = self._addresses.get(function)
         if address is None:
-            address = self._addresses[function] = decoding.compiled(function)
+            address = self._addresses[function] = self._compiled(function)
         self._team.run(address, record.ctypes.data)
+
+    def _compiled(self, function: Any) -> int:
+        began = time.monotonic()
+        address = decoding.compiled(function)
+        _log.info("kernel %s: ready after %.1f s", function.__name__, time.monotonic() - began)
+        return address
 
     def linear(self, layer: Record, inputs: torch.Tensor) -> torch.Tensor:
         """[..., inputs] to [..., outputs], both of the weights' type."""

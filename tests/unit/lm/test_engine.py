@@ -70,7 +70,7 @@ def test_a_pass_that_fails_leaves_every_sequence_as_it_was(monkeypatch: pytest.M
         raise RuntimeError("device lost")
 
     with monkeypatch.context() as patch:
-        patch.setattr(engine._storage, "read", fail)
+        patch.setattr(engine._storage, "write", fail)
         with pytest.raises(RuntimeError, match="device lost"):
             feed(engine, sequence, words)
     assert (sequence.length, engine.pages()[0]) == (10, 3)

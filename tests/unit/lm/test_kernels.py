@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from outrider.lm import kernels as package
-from outrider.lm import packed
+from outrider.lm import load, packed
 from outrider.lm.attention import PagedPass
 from outrider.lm.causal_lm import CausalLm
 from outrider.lm.engine import Segment
@@ -227,6 +227,20 @@ def check_chunks(engine: CausalLm, model: Any, tolerance: float) -> None:
             kept.append(logits)
     for kept, tokens in zip(rows, texts, strict=True):
         torch.testing.assert_close(torch.cat(kept), own_logits(model, tokens)[:20], rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize(("packed_there", "kernels_there", "warns"), [(0, 0, True), (1, 0, False), (0, 1, False)])
+def test_slow_products_are_told(
+    packed_there: int,
+    kernels_there: int,
+    warns: bool,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr(load, "has_packed", lambda _dtype: bool(packed_there))
+    monkeypatch.setattr(load, "kernels", lambda: kernels() if kernels_there else None)
+    tiny_engine("llama", dtype=torch.bfloat16)
+    assert ("outrider[cpu]" in caplog.text) is warns
 
 
 @pytest.mark.parametrize("value", ["0", "off"])
