@@ -178,10 +178,12 @@ class SessionLookahead:
 
     def _shape(self, trees: TreeHistory, draft: DraftHistory, chain: int, limit: int) -> int:
         """A tree instead of the chain, where that promises more."""
-        goodput = 0.0 if draft.costs.young else draft.goodput
         depth = limit
         if self._adaptive:
-            depth = 0 if draft.on_trial else trees.choose(self.costs(), goodput, limit)
+            # While chains are being tried, and while plain rounds are, nothing is compared with them.
+            settled = not (draft.costs.young or draft.on_trial or self.probing)
+            depth = trees.choose(limit) if settled else 0
+            self._trees = trees if settled else None
         self.tree = depth > 0
         if self.tree:
             self._trees, self._asked = trees, depth
@@ -191,23 +193,20 @@ class SessionLookahead:
         """The block that was chosen was not asked for after all."""
         self._asked, self._trees = 0, None
 
-    def learn(self, cost: RoundCost, accepted: int, longest: int | None = None, drafted: int = 0) -> None:
-        """What came of the round.
-
-        Args:
-            longest: how long its block could be, where that was less than was asked for.
-            drafted: tokens of its block.
-        """
+    def learn(self, cost: RoundCost, accepted: int, longest: int | None = None) -> None:
+        """What came of the round. `longest`: how long its block could be, where that was less than was asked for."""
         target, draft, asked = self.costs(), self._draft, self._asked
         if target is None:
             return
         target.observe_round(cost)
         if draft is None:
             return
-        if self._trees is not None:
-            self._trees.observe(asked, self._others, cost.draft_wait, accepted, drafted)
-            self._asked, self._trees = 0, None
-            return
+        trees, self._trees = self._trees, None
+        if trees is not None:
+            trees.observe(asked if self.tree else 0, cost.tokens, cost.seconds)
+            if self.tree:
+                self._asked = 0
+                return
         if asked:
             self._fresh = False
             tokens = expected_tokens(self._survival.rates(asked + 1))

@@ -127,7 +127,7 @@ class Session:
             # A block that was drafted ahead is as long as the one before was to be.
             longest = stats.drafted if stats.drafted_ahead else None
             cost = round_cost(stats, since, tokens)
-            self.lookahead.learn(cost, stats.accepted, longest, stats.drafted)
+            self.lookahead.learn(cost, stats.accepted, longest)
             self.drafting.learn(cost)
         else:
             self.lookahead.withheld()

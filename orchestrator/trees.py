@@ -1,70 +1,105 @@
-"""Trees instead of chains: whether the next block is one, and how deep, by the same goodput.
+"""Trees instead of chains: whether the next block is one, and how deep, by what rounds of each way gave.
 
-A tree costs the target more positions than a chain as deep, and the draft larger passes; it is never drafted ahead.
-What it gives is measured by itself, since a tree gets further than a chain does.
+A tree costs the target more positions than a chain as deep, and the draft larger passes; it is never drafted ahead; and
+how far it gets depends on how its tokens are spread over its depth. So nothing is inferred of one way from another:
+rounds are measured as they are, those of the chain control together and those with trees by their depth.
 """
 
+import math
 from dataclasses import dataclass, field
 
-from orchestrator.costs import DraftCosts, Mean, TargetCosts
-from orchestrator.survival import Survival, expected_tokens
-
-# Trees of a draft of which nothing is known are at most so deep, and of every depth up to it.
-_YOUNG_DEPTH = 6
-# By which part trees must be better to be taken, and worse to be left.
+# How deep trees may be.
+_DEPTHS = (2, 4, 8, 16, 32, 64)
+# Rounds after which a way is compared with others.
+_YOUNG = 8
+# Rounds after which a way's means forget.
+_MEMORY = 64.0
+# Ways that were seen less often are thought better than they look by so many standard errors.
+_ERRORS = 1.0
+# By which part trees must be better than chains.
 _BETTER = 0.02
-# One block in so many is of the shape that is worse: what it gives may have changed.
+# One block in so many goes another way: what that gives may have changed.
 _RETRIES = 200
-# Blocks after which the mean size forgets.
-_BLOCKS = 64.0
+# A round that takes so many times as long as others was stalled.
+_STALLED = 8.0
+
+
+@dataclass
+class Way:
+    """Rounds of one kind.
+
+    Attributes:
+        rounds: seen, as far as they are remembered.
+    """
+
+    rounds: float = 0.0
+    _tokens: float = 0.0
+    _squares: float = 0.0
+    _seconds: float = 0.0
+
+    @property
+    def young(self) -> bool:
+        """Whether too few were seen."""
+        return self.rounds < _YOUNG
+
+    def observe(self, tokens: int, seconds: float) -> None:
+        """One more, which gave and took so much."""
+        if not self.young and seconds > _STALLED * self._seconds:
+            return
+        self.rounds = min(self.rounds + 1.0, _MEMORY)
+        self._tokens += (tokens - self._tokens) / self.rounds
+        self._squares += (tokens * tokens - self._squares) / self.rounds
+        self._seconds += (seconds - self._seconds) / self.rounds
+
+    def forget(self) -> None:
+        """What was seen long ago counts for little from now on."""
+        self.rounds = min(self.rounds, _YOUNG)
+
+    def goodput(self) -> float:
+        """Tokens a second, as far as they may well be; 0 before there was a round."""
+        if not self._seconds:
+            return 0.0
+        error = math.sqrt(max(0.0, self._squares - self._tokens * self._tokens) / self.rounds)
+        return (self._tokens + _ERRORS * error) / self._seconds
 
 
 @dataclass
 class TreeHistory:
     """What the sessions of one kind of proposer of one draft worker, judged by one rule, learn together of trees of one
-    size.
+    size, and of chains beside them.
 
     Attributes:
+        chains: rounds that the chain control chose, plain ones among them.
+        trees: by depth.
         chosen: whether trees are better at present.
     """
 
-    costs: DraftCosts = field(default_factory=DraftCosts)
-    survival: Survival = field(default_factory=Survival)
+    chains: Way = field(default_factory=Way)
+    trees: dict[int, Way] = field(default_factory=dict)
     chosen: bool = False
-    _nodes: Mean = field(default_factory=Mean)
     _choices: int = 0
 
-    def choose(self, target: TargetCosts | None, chain_goodput: float, limit: int) -> int:
-        """How deep the next block's tree is; 0 for a chain.
-
-        Args:
-            target: what rounds cost there.
-            chain_goodput: tokens in a second of one session that are expected of chains; 0 while they are not known,
-                which is found out first.
-            limit: of the depth.
-        """
-        if target is None or not target.known or not chain_goodput:
+    def choose(self, limit: int) -> int:
+        """How deep the next block's tree is, at most `limit`; 0 for what the chain control says. Chains are known
+        first."""
+        if self.chains.young:
             return 0
-        if self.costs.young:
-            return 1 + self.costs.asked % min(_YOUNG_DEPTH, limit)
+        depths = sorted({min(depth, limit) for depth in _DEPTHS})
+        ways = {depth: self.trees.setdefault(depth, Way()) for depth in depths}
+        young = [depth for depth, way in ways.items() if way.young]
         self._choices += 1
-        goodput = self._goodput(target, limit)
-        best = max(range(limit), key=goodput.__getitem__)
-        margin = 1.0 - _BETTER if self.chosen else 1.0 + _BETTER
-        self.chosen = goodput[best] > margin * chain_goodput
-        return 1 + best if self.chosen != (self._choices % _RETRIES == 0) else 0
+        if young:
+            # In turn with chains, which may be new to what is said now.
+            return young[0] if self._choices % 2 else 0
+        best = max(depths, key=lambda depth: ways[depth].goodput())
+        self.chosen = ways[best].goodput() > (1.0 + _BETTER) * self.chains.goodput()
+        if self._choices % _RETRIES:
+            return best if self.chosen else 0
+        again = 0 if self.chosen else depths[self._choices // _RETRIES % len(depths)]
+        (ways[again] if again else self.chains).forget()
+        return again
 
-    def observe(self, asked: int, others: int, wait: float, accepted: int, nodes: int) -> None:
-        """A round with a tree of `nodes` tokens that was to be `asked` deep, as in DraftCosts and Survival."""
-        self.costs.observe(asked, others, wait, 0.0, ahead=False)
-        self.survival.observe(asked, min(accepted, asked))
-        if nodes:
-            self._nodes.observe(nodes, _BLOCKS)
-
-    def _goodput(self, target: TargetCosts, limit: int) -> list[float]:
-        """[limit] of trees of each depth from 1 on."""
-        tokens = expected_tokens(self.survival.rates(limit))
-        nodes = self._nodes.value
-        rest = target.rest_seconds(nodes)
-        waits = [self.costs.wait(depth, target.sessions - 1, 0.0, rest) for depth in range(1, limit + 1)]
-        return [given / target.cycle(wait, nodes) for given, wait in zip(tokens[1:], waits, strict=True)]
+    def observe(self, depth: int, tokens: int, seconds: float) -> None:
+        """A round with a tree that was to be so deep; with what the chain control chose where `depth` is 0."""
+        way = self.trees.setdefault(depth, Way()) if depth else self.chains
+        way.observe(tokens, seconds)

@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from outrider.law.noise import RoundNoise
 from outrider.lm.engine import Engine, Segment
 from outrider.lm.synthetic import SyntheticEngine
 from outrider.lm.synthetic_spec import SyntheticSpec
@@ -167,7 +166,6 @@ async def outcomes(system: RunningSystem, rule: int, sampling: Sampling, samples
 CASES = {
     "ratio": (ACCEPTANCE_RATIO, Sampling(temperature=0.8)),
     "block with penalties": (ACCEPTANCE_BLOCK, Sampling(repetition_penalty=1.3, presence_penalty=0.4)),
-    "coupled": (ACCEPTANCE_COUPLED, Sampling(top_p=0.8)),
 }
 
 
@@ -186,7 +184,6 @@ async def test_every_outcome_has_the_targets_probability(case: str) -> None:
 MUTANTS = {
     "the target's own law after a rejection": (module, "residual", lambda left: (left.target, left.tail)),
     "candidates judged as if drawn with replacement": (module, "without", lambda draft, at: draft),
-    "branches share their noise": (RoundNoise, "branch", lambda noise, position, rank: noise),
 }
 
 
@@ -198,6 +195,18 @@ async def test_a_mutant_is_seen_through_the_services(mutant: str, monkeypatch: p
     async with start_system(SyntheticEngine(TARGET), SyntheticEngine(DRAFT)) as system:
         generations = await outcomes(system, rule, sampling, SAMPLES)
     assert p_value(law, [one.ids[:LENGTH] for one in generations]) < ALPHA
+
+
+@pytest.mark.parametrize("rule", ["greedy", "coupled", "ratio"])
+async def test_a_tree_gets_further_than_a_chain_as_deep(rule: str) -> None:
+    acceptance, sampling = RULES[rule]
+    async with start_system(synthetic(order=2), synthetic(order=2, noise=0.7)) as system:
+        kept = []
+        for nodes in (0, 12):
+            requests = (tree(nodes, seed=seed, acceptance=acceptance, max_tokens=60, **sampling) for seed in range(8))
+            rounds = [it for one in await system.generate_all(requests) for it in drafting_rounds(one)]
+            kept.append(sum(it.accepted for it in rounds) / len(rounds))
+    assert kept[1] > 1.1 * kept[0]
 
 
 async def test_log_probabilities_are_those_of_plain_decoding() -> None:

@@ -43,6 +43,10 @@ class Run:
         self.session = SessionLookahead(depth or LONGEST, lambda: self.costs, adaptive=depth is None)
         self.treed = 0
 
+    def rate_of(self, depth: int) -> float:
+        """How often a tree of this depth keeps one more token."""
+        return self.scene.tree
+
     def rate(self, rounds: int) -> float:
         """Tokens a second."""
         scene, tokens, seconds = self.scene, 0, 0.0
@@ -65,7 +69,7 @@ class Run:
             )
             self.costs.observe_pass(timing, 1)
             whole = took + wait + scene.rest
-            self.session.learn(RoundCost(whole, wait, 0.0, took, 1 + kept), kept, None, drafted)
+            self.session.learn(RoundCost(whole, wait, 0.0, took, 1 + kept, drafted > 0), kept)
             tokens, seconds = tokens + 1 + kept, seconds + whole
         return tokens / seconds
 
@@ -127,7 +131,7 @@ def test_nothing_is_said_of_trees_before_chains_are_known() -> None:
     session = SessionLookahead(4, lambda: costs)
     assert session.choose(draft, 4, trees) > 0
     assert not session.tree
-    assert trees.choose(costs, 1.0, 4) == 0, "the target is not known"
+    assert trees.choose(4) == 0
 
 
 def test_a_fixed_lookahead_always_has_trees_and_one_of_none_none() -> None:
@@ -147,11 +151,36 @@ def test_a_tree_says_nothing_of_chains() -> None:
     session = SessionLookahead(4, lambda: costs, adaptive=False)
     for _ in range(20):
         session.choose(draft, 4, trees)
-        session.learn(RoundCost(0.05, 0.01, 0.0, 0.04, 5), 4, None, 9)
+        session.learn(RoundCost(0.05, 0.01, 0.0, 0.04, 5), 4)
     assert draft.costs.asked == 0
-    assert trees.costs.asked == 20
-    assert trees.survival.rates(1)[0] > 0.9 > draft.survival.rates(1)[0]
+    assert (trees.trees[4].rounds, trees.chains.rounds) == (20, 0)
     session.choose(draft, 4, trees)
     session.withheld()
-    session.learn(RoundCost(0.05, 0.01, 0.0, 0.04, 1), 0, None, 0)
-    assert trees.costs.asked == 20
+    session.learn(RoundCost(0.05, 0.01, 0.0, 0.04, 1), 0)
+    assert trees.trees[4].rounds == 20
+
+
+class Uneven(Run):
+    """A tree as deep as it may be spreads its tokens thin: shallow ones get further than deep ones at each level."""
+
+    def rate_of(self, depth: int) -> float:
+        return 0.9 if depth <= 2 else 0.45
+
+
+def test_what_a_shallow_tree_gives_says_nothing_of_a_deep_one() -> None:
+    scene = Scene(0.6, 0.0)
+    shallow = (1 + 0.9 + 0.81) / (scene.target + 17 * scene.position + 2 * scene.step * scene.level + scene.rest)
+    best = max(shallow, *(expected(scene, depth, tree=False) for depth in range(1, LONGEST + 1)))
+    control = Uneven(scene)
+    control.rate(300)
+    assert control.rate(5000) > WITHIN * best
+    assert control.treed > 4000
+
+
+def test_a_stalled_round_is_not_like_those_to_come() -> None:
+    trees = TreeHistory()
+    for _ in range(20):
+        trees.observe(0, 2, 0.05)
+    before = trees.chains.goodput()
+    trees.observe(0, 2, 5.0)
+    assert trees.chains.goodput() == before
