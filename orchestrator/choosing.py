@@ -37,7 +37,7 @@ STANDING = draft_pb2.PROPOSER_SUFFIX_OR_MODEL
 # A proposer that never finds more than the other does is not looked at beside it.
 _COVERED = {draft_pb2.PROPOSER_PROMPT_LOOKUP: draft_pb2.PROPOSER_SUFFIX}
 # What needs something of the client is not chosen for it, nor what only a newer worker knows.
-_CHOOSABLE = {*Proposer.values()} - {
+CHOOSABLE = {*Proposer.values()} - {
     draft_pb2.PROPOSER_UNSPECIFIED,
     draft_pb2.PROPOSER_PREDICTION,
     draft_pb2.PROPOSER_AUTO,
@@ -126,7 +126,7 @@ class Trials:
 
 def eligible(kinds: Mapping[Kind, Served]) -> dict[Kind, Served]:
     """Those that may be chosen, the standing choice first."""
-    known = {kind: pool for kind, pool in kinds.items() if kind in _CHOOSABLE and _COVERED.get(kind) not in kinds}
+    known = {kind: pool for kind, pool in kinds.items() if kind in CHOOSABLE and _COVERED.get(kind) not in kinds}
     return dict(sorted(known.items(), key=lambda each: (each[0] != STANDING, each[0])))
 
 

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Generic, TypeVar
 
-from orchestrator.choosing import Served, Trials
+from orchestrator.choosing import CHOOSABLE, Served, Trials
 from orchestrator.discovery import Discovery, Resolve, Sources
 from orchestrator.hedging import HedgeBudget
 from orchestrator.links.base import Link
@@ -178,7 +178,7 @@ class DraftPool(Pool[DraftLink]):
         well = sorted(
             (link for link in self.usable if link.breaker.closed), key=lambda link: (link is present, -link.sessions)
         )
-        return {kind: link.history[kind, rule].served for link in well for kind in link.proposers}
+        return {kind: link.history[kind, rule].served for link in well for kind in link.proposers if kind in CHOOSABLE}
 
     def better(self, proposer: "Proposer.ValueType", present: DraftLink) -> DraftLink | None:
         """Another worker that a running session should go to: one that has far fewer sessions, or one that failed and

@@ -126,7 +126,7 @@ def bench(
 
 def _own_pair(job: Job, started: SystemOptions, draft: str) -> Job:
     """With the models that were named. Raises Failure when one is missing."""
-    if job.proposer in (None, ProposerName.model, ProposerName.auto) and not draft:
+    if ProposerName.model in offered([job.proposer or ProposerName.model]) and not draft:
         raise Failure("the proposer `model` needs a model: give --draft, or another --proposer")
     return replace(job, system=started, proposer=job.proposer or ProposerName.model)
 

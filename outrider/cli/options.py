@@ -45,13 +45,16 @@ PROPOSERS: "dict[ProposerName, draft_pb2.Proposer.ValueType]" = {
     ProposerName.auto: draft_pb2.PROPOSER_AUTO,
 }
 
-# What a worker offers from which the orchestrator is to choose.
-_AUTO = (ProposerName.model, ProposerName.suffix, ProposerName.suffix_or_model)
+# What a worker offers for those that are more than one.
+_SEVERAL = {
+    ProposerName.auto: (ProposerName.model, ProposerName.suffix, ProposerName.suffix_or_model),
+    ProposerName.suffix_or_model: (ProposerName.suffix_or_model, ProposerName.model),
+}
 
 
 def offered(names: Iterable[ProposerName]) -> tuple[str, ...]:
     """What a draft worker is to offer for these, in order; for `auto` the model, copies, and the model after copies."""
-    each = (one for name in names for one in (_AUTO if name is ProposerName.auto else (name,)))
+    each = (one for name in names for one in _SEVERAL.get(name, (name,)))
     return tuple(dict.fromkeys(one.value for one in each))
 
 
