@@ -47,4 +47,6 @@ def _block(job: Job) -> draft_pb2.Block:
         ahead_tokens=len(job.tokens) if job.ahead else job.ahead_tokens,
     )
     law = None if job.law.omit_law else SparseLaw.concatenate(job.rows)
-    return block_message(np.array(job.tokens, np.int32), law, timing)
+    block = block_message(np.array(job.tokens, np.int32), law, timing)
+    block.translation = job.translation
+    return block

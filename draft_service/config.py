@@ -1,5 +1,6 @@
 """Settings of the draft service."""
 
+from enum import StrEnum
 from functools import cached_property
 
 from pydantic import Field, field_validator, model_validator
@@ -18,6 +19,15 @@ PROPOSERS: dict[str, Proposer.ValueType] = {
 PROPOSER_NAMES = {number: name for name, number in PROPOSERS.items()}
 
 
+class TranslationWay(StrEnum):
+    """How a draft model with another vocabulary than its target's drafts."""
+
+    AUTO = "auto"
+    INTERSECTION = "intersection"
+    STRING = "string"
+    OFF = "off"
+
+
 class DraftConfig(WorkerConfig):
     """The draft service: proposes blocks of candidate tokens."""
 
@@ -34,7 +44,15 @@ class DraftConfig(WorkerConfig):
     ahead_others: int = Field(
         2, ge=0, le=8, description="blocks drafted for less likely outcomes once those are there; not pushed"
     )
-    target_model: str = Field("", description="MODEL of the target, for a distilled draft; empty: the one it names")
+    target_model: str = Field(
+        "",
+        description="MODEL of the target: a distilled draft shares its embeddings (empty: it names one), a model with "
+        "another vocabulary translates into its tokens (empty: it does not)",
+    )
+    translation: TranslationWay = Field(
+        TranslationWay.AUTO,
+        description="how a model with another vocabulary drafts: auto, intersection, string, off",
+    )
 
     @field_validator("proposers")
     @classmethod

@@ -9,6 +9,8 @@ from outrider.law.sparse import Float32Array, Int32Array
 from outrider.lm.passes import Pass, Work
 from outrider.lm.session_cache import Session
 from outrider.net.errors import OutriderError
+from outrider.v1 import draft_pb2
+from outrider.v1.draft_pb2 import Translation
 
 
 @dataclass(eq=False)
@@ -31,7 +33,10 @@ class Job:
         bonus: the guess of what follows the block, when there was one.
         mask: the tokens that the session's language allows next, where a model is asked; None without a language.
         work: the positions of the present step; None between steps.
+        inner: the block in the draft model's own tokens, where it is drawn in these; None otherwise.
+        place: where the next token stands, of an inner block, in the target's tokens; None elsewhere.
         traced: the passes, where the command is traced.
+        translation: how the block comes from the draft model's own tokens; unspecified where it has the target's.
         done: the block is complete.
         failed: why there will be none.
     """
@@ -51,7 +56,10 @@ class Job:
     bonus: "Job | None" = None
     mask: Words | None = None
     work: Work | None = None
+    inner: "Job | None" = None
+    place: int | None = None
     traced: list[Pass] = field(default_factory=list)
+    translation: Translation.ValueType = draft_pb2.TRANSLATION_UNSPECIFIED
     done: bool = False
     failed: OutriderError | None = None
     first_pass_at: float | None = None
@@ -66,7 +74,7 @@ class Job:
     @property
     def position(self) -> int:
         """Where the next token stands."""
-        return self.session.length
+        return self.session.length if self.place is None else self.place
 
     @property
     def ended(self) -> bool:

@@ -371,6 +371,7 @@ class Drafting:
         self._link.breaker.success()
         if not len(tokens):
             return no_block(orchestrator_pb2.PLAIN_REASON_NO_PROPOSAL)
+        stats.translation = block.translation
         stats.drafted_ahead = min(block.timing.ahead_tokens, len(tokens))
         return Proposal(tokens, law).head(min(len(tokens), self._asked))
 

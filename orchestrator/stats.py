@@ -4,7 +4,8 @@ import time
 from dataclasses import dataclass
 from typing import Literal
 
-from outrider.v1 import orchestrator_pb2
+from outrider.v1 import draft_pb2, orchestrator_pb2
+from outrider.v1.draft_pb2 import Translation
 from outrider.v1.orchestrator_pb2 import PlainReason, Round
 
 # What a round waits for, in its order.
@@ -44,6 +45,7 @@ class RoundStats:
     drafted_ahead: int = 0
     block_ready: bool = False
     verify_queue_micros: int = 0
+    translation: "Translation.ValueType" = draft_pb2.TRANSLATION_UNSPECIFIED
 
     def begins(self, part: Part) -> float:
         """A part of the round begins: when, in time.perf_counter()'s seconds."""

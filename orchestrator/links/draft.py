@@ -84,6 +84,7 @@ class DraftLink(Link):
 
     Attributes:
         proposers: what the worker offers.
+        translated: what its model has in common with the vocabulary; None where that is the model's own.
         waits: of rounds for its blocks; kept where late ones are hedged.
         history: what its sessions learned together, by proposer and acceptance rule.
 
@@ -109,6 +110,7 @@ class DraftLink(Link):
         self._queue: _Commands = asyncio.Queue(MAX_QUEUED_COMMANDS)
         self._told: dict[str, _Session] = {}
         self.proposers: tuple[Proposer.ValueType, ...] = ()
+        self.translated: draft_pb2.TranslatedVocabulary | None = None
         self.waits = Waits()
         self._forgiven_at = -math.inf
         # Bytes of events that the worker may still send for the commands that it got, and the most for one of them.
@@ -289,6 +291,7 @@ class DraftLink(Link):
             if len(info.proposers) > MAX_LOOKAHEAD:
                 raise Misbehaved(f"{len(info.proposers)} proposers")
             self.proposers = tuple(info.proposers)
+            self.translated = info.translated if info.HasField("translated") else None
 
 
 def _end(queue: _Commands) -> None:

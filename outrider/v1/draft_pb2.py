@@ -26,15 +26,17 @@ from google.rpc import status_pb2 as google_dot_rpc_dot_status__pb2
 from outrider.v1 import types_pb2 as outrider_dot_v1_dot_types__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17outrider/v1/draft.proto\x12\x0boutrider.v1\x1a\x17google/rpc/status.proto\x1a\x17outrider/v1/types.proto\";\n\x0c\x44raftRequest\x12+\n\x08\x63ommands\x18\x01 \x03(\x0b\x32\x19.outrider.v1.DraftCommand\"\xc1\x01\n\x0c\x44raftCommand\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\x12\x13\n\x0btraceparent\x18\x03 \x01(\t\x12!\n\x04open\x18\x04 \x01(\x0b\x32\x11.outrider.v1.OpenH\x00\x12\'\n\x07\x61\x64vance\x18\x05 \x01(\x0b\x32\x14.outrider.v1.AdvanceH\x00\x12#\n\x05\x63lose\x18\x06 \x01(\x0b\x32\x12.outrider.v1.CloseH\x00\x42\x08\n\x06\x61\x63tion\"\xbd\x01\n\x04Open\x12\x0e\n\x06tokens\x18\x01 \x01(\x0c\x12!\n\x03law\x18\x02 \x01(\x0b\x32\x14.outrider.v1.LawSpec\x12\'\n\x08proposer\x18\x03 \x01(\x0e\x32\x15.outrider.v1.Proposer\x12\x11\n\tlookahead\x18\x04 \x01(\r\x12\x0f\n\x07law_top\x18\x05 \x01(\r\x12\x0f\n\x07\x63oupled\x18\x06 \x01(\x08\x12\x10\n\x08omit_law\x18\x07 \x01(\x08\x12\x12\n\nprediction\x18\x08 \x01(\x0c\"d\n\x07\x41\x64vance\x12\x13\n\x0b\x62\x61se_length\x18\x01 \x01(\r\x12\x0e\n\x06tokens\x18\x02 \x01(\x0c\x12\x13\n\x0bprefix_hash\x18\x03 \x01(\x06\x12\x11\n\tlookahead\x18\x04 \x01(\r\x12\x0c\n\x04held\x18\x05 \x01(\x08\"\x07\n\x05\x43lose\"_\n\rDraftResponse\x12\'\n\x06\x65vents\x18\x01 \x03(\x0b\x32\x17.outrider.v1.DraftEvent\x12%\n\x04load\x18\x02 \x01(\x0b\x32\x17.outrider.v1.WorkerLoad\"\xad\x01\n\nDraftEvent\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\x12\x13\n\x0b\x62\x61se_length\x18\x03 \x01(\r\x12#\n\x05\x62lock\x18\x04 \x01(\x0b\x32\x12.outrider.v1.BlockH\x00\x12#\n\x05\x65rror\x18\x05 \x01(\x0b\x32\x12.google.rpc.StatusH\x00\x12\x12\n\nhypothesis\x18\x06 \x01(\x0c\x42\t\n\x07outcome\"e\n\x05\x42lock\x12\x0e\n\x06tokens\x18\x01 \x01(\x0c\x12\"\n\x03law\x18\x02 \x01(\x0b\x32\x15.outrider.v1.DraftLaw\x12(\n\x06timing\x18\x03 \x01(\x0b\x32\x18.outrider.v1.DraftTiming\"a\n\x0b\x44raftTiming\x12\x14\n\x0cqueue_micros\x18\x01 \x01(\x04\x12\x16\n\x0e\x66orward_micros\x18\x02 \x01(\x04\x12\x0e\n\x06passes\x18\x03 \x01(\r\x12\x14\n\x0c\x61head_tokens\x18\x04 \x01(\r\":\n\x1a\x44raftServiceGetInfoRequest\x12\x1c\n\x14include_token_hashes\x18\x01 \x01(\x08\"\xd2\x01\n\x1b\x44raftServiceGetInfoResponse\x12%\n\x05model\x18\x01 \x01(\x0b\x32\x16.outrider.v1.ModelInfo\x12%\n\x04load\x18\x02 \x01(\x0b\x32\x17.outrider.v1.WorkerLoad\x12\x15\n\rmax_lookahead\x18\x03 \x01(\r\x12(\n\tproposers\x18\x04 \x03(\x0e\x32\x15.outrider.v1.Proposer\x12\x13\n\x0binstance_id\x18\x05 \x01(\t\x12\x0f\n\x07version\x18\x07 \x01(\t*\x86\x01\n\x08Proposer\x12\x18\n\x14PROPOSER_UNSPECIFIED\x10\x00\x12\x12\n\x0ePROPOSER_MODEL\x10\x01\x12\x17\n\x13PROPOSER_EARLY_EXIT\x10\x02\x12\x1a\n\x16PROPOSER_PROMPT_LOOKUP\x10\x03\x12\x17\n\x13PROPOSER_PREDICTION\x10\x04\x32\xb0\x01\n\x0c\x44raftService\x12\x42\n\x05\x44raft\x12\x19.outrider.v1.DraftRequest\x1a\x1a.outrider.v1.DraftResponse(\x01\x30\x01\x12\\\n\x07GetInfo\x12\'.outrider.v1.DraftServiceGetInfoRequest\x1a(.outrider.v1.DraftServiceGetInfoResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17outrider/v1/draft.proto\x12\x0boutrider.v1\x1a\x17google/rpc/status.proto\x1a\x17outrider/v1/types.proto\";\n\x0c\x44raftRequest\x12+\n\x08\x63ommands\x18\x01 \x03(\x0b\x32\x19.outrider.v1.DraftCommand\"\xc1\x01\n\x0c\x44raftCommand\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\x12\x13\n\x0btraceparent\x18\x03 \x01(\t\x12!\n\x04open\x18\x04 \x01(\x0b\x32\x11.outrider.v1.OpenH\x00\x12\'\n\x07\x61\x64vance\x18\x05 \x01(\x0b\x32\x14.outrider.v1.AdvanceH\x00\x12#\n\x05\x63lose\x18\x06 \x01(\x0b\x32\x12.outrider.v1.CloseH\x00\x42\x08\n\x06\x61\x63tion\"\xbd\x01\n\x04Open\x12\x0e\n\x06tokens\x18\x01 \x01(\x0c\x12!\n\x03law\x18\x02 \x01(\x0b\x32\x14.outrider.v1.LawSpec\x12\'\n\x08proposer\x18\x03 \x01(\x0e\x32\x15.outrider.v1.Proposer\x12\x11\n\tlookahead\x18\x04 \x01(\r\x12\x0f\n\x07law_top\x18\x05 \x01(\r\x12\x0f\n\x07\x63oupled\x18\x06 \x01(\x08\x12\x10\n\x08omit_law\x18\x07 \x01(\x08\x12\x12\n\nprediction\x18\x08 \x01(\x0c\"d\n\x07\x41\x64vance\x12\x13\n\x0b\x62\x61se_length\x18\x01 \x01(\r\x12\x0e\n\x06tokens\x18\x02 \x01(\x0c\x12\x13\n\x0bprefix_hash\x18\x03 \x01(\x06\x12\x11\n\tlookahead\x18\x04 \x01(\r\x12\x0c\n\x04held\x18\x05 \x01(\x08\"\x07\n\x05\x43lose\"_\n\rDraftResponse\x12\'\n\x06\x65vents\x18\x01 \x03(\x0b\x32\x17.outrider.v1.DraftEvent\x12%\n\x04load\x18\x02 \x01(\x0b\x32\x17.outrider.v1.WorkerLoad\"\xad\x01\n\nDraftEvent\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\x12\x13\n\x0b\x62\x61se_length\x18\x03 \x01(\r\x12#\n\x05\x62lock\x18\x04 \x01(\x0b\x32\x12.outrider.v1.BlockH\x00\x12#\n\x05\x65rror\x18\x05 \x01(\x0b\x32\x12.google.rpc.StatusH\x00\x12\x12\n\nhypothesis\x18\x06 \x01(\x0c\x42\t\n\x07outcome\"\x94\x01\n\x05\x42lock\x12\x0e\n\x06tokens\x18\x01 \x01(\x0c\x12\"\n\x03law\x18\x02 \x01(\x0b\x32\x15.outrider.v1.DraftLaw\x12(\n\x06timing\x18\x03 \x01(\x0b\x32\x18.outrider.v1.DraftTiming\x12-\n\x0btranslation\x18\x05 \x01(\x0e\x32\x18.outrider.v1.Translation\"a\n\x0b\x44raftTiming\x12\x14\n\x0cqueue_micros\x18\x01 \x01(\x04\x12\x16\n\x0e\x66orward_micros\x18\x02 \x01(\x04\x12\x0e\n\x06passes\x18\x03 \x01(\r\x12\x14\n\x0c\x61head_tokens\x18\x04 \x01(\r\"g\n\x14TranslatedVocabulary\x12\x10\n\x08own_size\x18\x01 \x01(\r\x12\x15\n\rshared_tokens\x18\x02 \x01(\r\x12&\n\x04ways\x18\x03 \x03(\x0e\x32\x18.outrider.v1.Translation\":\n\x1a\x44raftServiceGetInfoRequest\x12\x1c\n\x14include_token_hashes\x18\x01 \x01(\x08\"\x89\x02\n\x1b\x44raftServiceGetInfoResponse\x12%\n\x05model\x18\x01 \x01(\x0b\x32\x16.outrider.v1.ModelInfo\x12%\n\x04load\x18\x02 \x01(\x0b\x32\x17.outrider.v1.WorkerLoad\x12\x15\n\rmax_lookahead\x18\x03 \x01(\r\x12(\n\tproposers\x18\x04 \x03(\x0e\x32\x15.outrider.v1.Proposer\x12\x13\n\x0binstance_id\x18\x05 \x01(\t\x12\x0f\n\x07version\x18\x07 \x01(\t\x12\x35\n\ntranslated\x18\t \x01(\x0b\x32!.outrider.v1.TranslatedVocabulary*`\n\x0bTranslation\x12\x1b\n\x17TRANSLATION_UNSPECIFIED\x10\x00\x12\x1c\n\x18TRANSLATION_INTERSECTION\x10\x01\x12\x16\n\x12TRANSLATION_STRING\x10\x02*\x86\x01\n\x08Proposer\x12\x18\n\x14PROPOSER_UNSPECIFIED\x10\x00\x12\x12\n\x0ePROPOSER_MODEL\x10\x01\x12\x17\n\x13PROPOSER_EARLY_EXIT\x10\x02\x12\x1a\n\x16PROPOSER_PROMPT_LOOKUP\x10\x03\x12\x17\n\x13PROPOSER_PREDICTION\x10\x04\x32\xb0\x01\n\x0c\x44raftService\x12\x42\n\x05\x44raft\x12\x19.outrider.v1.DraftRequest\x1a\x1a.outrider.v1.DraftResponse(\x01\x30\x01\x12\\\n\x07GetInfo\x12\'.outrider.v1.DraftServiceGetInfoRequest\x1a(.outrider.v1.DraftServiceGetInfoResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'outrider.v1.draft_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_PROPOSER']._serialized_start=1399
-  _globals['_PROPOSER']._serialized_end=1533
+  _globals['_TRANSLATION']._serialized_start=1606
+  _globals['_TRANSLATION']._serialized_end=1702
+  _globals['_PROPOSER']._serialized_start=1705
+  _globals['_PROPOSER']._serialized_end=1839
   _globals['_DRAFTREQUEST']._serialized_start=90
   _globals['_DRAFTREQUEST']._serialized_end=149
   _globals['_DRAFTCOMMAND']._serialized_start=152
@@ -49,14 +51,16 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_DRAFTRESPONSE']._serialized_end=745
   _globals['_DRAFTEVENT']._serialized_start=748
   _globals['_DRAFTEVENT']._serialized_end=921
-  _globals['_BLOCK']._serialized_start=923
-  _globals['_BLOCK']._serialized_end=1024
-  _globals['_DRAFTTIMING']._serialized_start=1026
-  _globals['_DRAFTTIMING']._serialized_end=1123
-  _globals['_DRAFTSERVICEGETINFOREQUEST']._serialized_start=1125
-  _globals['_DRAFTSERVICEGETINFOREQUEST']._serialized_end=1183
-  _globals['_DRAFTSERVICEGETINFORESPONSE']._serialized_start=1186
-  _globals['_DRAFTSERVICEGETINFORESPONSE']._serialized_end=1396
-  _globals['_DRAFTSERVICE']._serialized_start=1536
-  _globals['_DRAFTSERVICE']._serialized_end=1712
+  _globals['_BLOCK']._serialized_start=924
+  _globals['_BLOCK']._serialized_end=1072
+  _globals['_DRAFTTIMING']._serialized_start=1074
+  _globals['_DRAFTTIMING']._serialized_end=1171
+  _globals['_TRANSLATEDVOCABULARY']._serialized_start=1173
+  _globals['_TRANSLATEDVOCABULARY']._serialized_end=1276
+  _globals['_DRAFTSERVICEGETINFOREQUEST']._serialized_start=1278
+  _globals['_DRAFTSERVICEGETINFOREQUEST']._serialized_end=1336
+  _globals['_DRAFTSERVICEGETINFORESPONSE']._serialized_start=1339
+  _globals['_DRAFTSERVICEGETINFORESPONSE']._serialized_end=1604
+  _globals['_DRAFTSERVICE']._serialized_start=1842
+  _globals['_DRAFTSERVICE']._serialized_end=2018
 # @@protoc_insertion_point(module_scope)

@@ -21,6 +21,30 @@ else:
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
+class _Translation:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _TranslationEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Translation.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    TRANSLATION_UNSPECIFIED: _Translation.ValueType  # 0
+    """Not at all: its vocabulary is the target's."""
+    TRANSLATION_INTERSECTION: _Translation.ValueType  # 1
+    """Draws among the tokens that both vocabularies have."""
+    TRANSLATION_STRING: _Translation.ValueType  # 2
+    """Draws own tokens and encodes their text in the target's."""
+
+class Translation(_Translation, metaclass=_TranslationEnumTypeWrapper):
+    """How a draft model drafts in another vocabulary than its own."""
+
+TRANSLATION_UNSPECIFIED: Translation.ValueType  # 0
+"""Not at all: its vocabulary is the target's."""
+TRANSLATION_INTERSECTION: Translation.ValueType  # 1
+"""Draws among the tokens that both vocabularies have."""
+TRANSLATION_STRING: Translation.ValueType  # 2
+"""Draws own tokens and encodes their text in the target's."""
+Global___Translation: _TypeAlias = Translation  # noqa: Y015
+
 class _Proposer:
     ValueType = _typing.NewType("ValueType", _builtins.int)
     V: _TypeAlias = ValueType  # noqa: Y015
@@ -331,9 +355,14 @@ class Block(_message.Message):
     TOKENS_FIELD_NUMBER: _builtins.int
     LAW_FIELD_NUMBER: _builtins.int
     TIMING_FIELD_NUMBER: _builtins.int
+    TRANSLATION_FIELD_NUMBER: _builtins.int
     tokens: _builtins.bytes
     """int32[lookahead]: as many as asked for or fewer; none when the proposer has no proposal. A pushed block may hold more
     than the Advance for its base length wants.
+    """
+    translation: Global___Translation.ValueType
+    """How the draft model's own tokens became these; unspecified where its vocabulary is the target's, and where no model
+    drew them.
     """
     @_builtins.property
     def law(self) -> _types_pb2.DraftLaw:
@@ -349,10 +378,11 @@ class Block(_message.Message):
         tokens: _builtins.bytes = ...,
         law: _types_pb2.DraftLaw | None = ...,
         timing: Global___DraftTiming | None = ...,
+        translation: Global___Translation.ValueType = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["law", b"law", "timing", b"timing"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["law", b"law", "timing", b"timing", "tokens", b"tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["law", b"law", "timing", b"timing", "tokens", b"tokens", "translation", b"translation"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -393,6 +423,38 @@ class DraftTiming(_message.Message):
 Global___DraftTiming: _TypeAlias = DraftTiming  # noqa: Y015
 
 @_typing.final
+class TranslatedVocabulary(_message.Message):
+    """What a draft model has in common with its target's vocabulary."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    OWN_SIZE_FIELD_NUMBER: _builtins.int
+    SHARED_TOKENS_FIELD_NUMBER: _builtins.int
+    WAYS_FIELD_NUMBER: _builtins.int
+    own_size: _builtins.int
+    """Real token ids of the draft model's own vocabulary."""
+    shared_tokens: _builtins.int
+    """Tokens that spell the same bytes in both, special tokens not counted."""
+    @_builtins.property
+    def ways(self) -> _containers.RepeatedScalarFieldContainer[Global___Translation.ValueType]:
+        """Ways that it drafts, at least one."""
+
+    def __init__(
+        self,
+        *,
+        own_size: _builtins.int = ...,
+        shared_tokens: _builtins.int = ...,
+        ways: _abc.Iterable[Global___Translation.ValueType] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["own_size", b"own_size", "shared_tokens", b"shared_tokens", "ways", b"ways"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TranslatedVocabulary: _TypeAlias = TranslatedVocabulary  # noqa: Y015
+
+@_typing.final
 class DraftServiceGetInfoRequest(_message.Message):
     """What to include."""
 
@@ -426,6 +488,7 @@ class DraftServiceGetInfoResponse(_message.Message):
     PROPOSERS_FIELD_NUMBER: _builtins.int
     INSTANCE_ID_FIELD_NUMBER: _builtins.int
     VERSION_FIELD_NUMBER: _builtins.int
+    TRANSLATED_FIELD_NUMBER: _builtins.int
     max_lookahead: _builtins.int
     """Longest block that the worker makes."""
     instance_id: _builtins.str
@@ -444,6 +507,10 @@ class DraftServiceGetInfoResponse(_message.Message):
     def proposers(self) -> _containers.RepeatedScalarFieldContainer[Global___Proposer.ValueType]:
         """Proposers on offer; the first is the default."""
 
+    @_builtins.property
+    def translated(self) -> Global___TranslatedVocabulary:
+        """Set where the draft model has another vocabulary than `model` says, which is then its target's."""
+
     def __init__(
         self,
         *,
@@ -453,10 +520,11 @@ class DraftServiceGetInfoResponse(_message.Message):
         proposers: _abc.Iterable[Global___Proposer.ValueType] | None = ...,
         instance_id: _builtins.str = ...,
         version: _builtins.str = ...,
+        translated: Global___TranslatedVocabulary | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["load", b"load", "model", b"model"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["load", b"load", "model", b"model", "translated", b"translated"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["instance_id", b"instance_id", "load", b"load", "max_lookahead", b"max_lookahead", "model", b"model", "proposers", b"proposers", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["instance_id", b"instance_id", "load", b"load", "max_lookahead", b"max_lookahead", "model", b"model", "proposers", b"proposers", "translated", b"translated", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

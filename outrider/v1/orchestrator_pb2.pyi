@@ -692,6 +692,7 @@ class Round(_message.Message):
     DRAFTED_AHEAD_FIELD_NUMBER: _builtins.int
     BLOCK_READY_FIELD_NUMBER: _builtins.int
     VERIFY_QUEUE_MICROS_FIELD_NUMBER: _builtins.int
+    TRANSLATION_FIELD_NUMBER: _builtins.int
     base_length: _builtins.int
     """Committed tokens before the round, prompt included."""
     drafted: _builtins.int
@@ -728,6 +729,8 @@ class Round(_message.Message):
     """Part of verify_micros in which the item waited for passes of others, in the orchestrator and at the target, in
     microseconds.
     """
+    translation: _draft_pb2.Translation.ValueType
+    """How the block was translated from the vocabulary of the model that drew it; unspecified where that is the target's."""
     def __init__(
         self,
         *,
@@ -746,10 +749,11 @@ class Round(_message.Message):
         drafted_ahead: _builtins.int = ...,
         block_ready: _builtins.bool = ...,
         verify_queue_micros: _builtins.int = ...,
+        translation: _draft_pb2.Translation.ValueType = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["accept_micros", b"accept_micros", "accepted", b"accepted", "base_length", b"base_length", "block_ready", b"block_ready", "commit_micros", b"commit_micros", "draft_forward_micros", b"draft_forward_micros", "draft_wait_micros", b"draft_wait_micros", "drafted", b"drafted", "drafted_ahead", b"drafted_ahead", "plain_reason", b"plain_reason", "target_passes", b"target_passes", "verify_forward_micros", b"verify_forward_micros", "verify_micros", b"verify_micros", "verify_queue_micros", b"verify_queue_micros", "wire_bytes", b"wire_bytes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["accept_micros", b"accept_micros", "accepted", b"accepted", "base_length", b"base_length", "block_ready", b"block_ready", "commit_micros", b"commit_micros", "draft_forward_micros", b"draft_forward_micros", "draft_wait_micros", b"draft_wait_micros", "drafted", b"drafted", "drafted_ahead", b"drafted_ahead", "plain_reason", b"plain_reason", "target_passes", b"target_passes", "translation", b"translation", "verify_forward_micros", b"verify_forward_micros", "verify_micros", b"verify_micros", "verify_queue_micros", b"verify_queue_micros", "wire_bytes", b"wire_bytes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1032,6 +1036,7 @@ class WorkerStatus(_message.Message):
     INSTANCE_ID_FIELD_NUMBER: _builtins.int
     SESSIONS_FIELD_NUMBER: _builtins.int
     LOAD_FIELD_NUMBER: _builtins.int
+    TRANSLATED_FIELD_NUMBER: _builtins.int
     kind: _builtins.str
     """"target" or "draft"."""
     address: _builtins.str
@@ -1062,6 +1067,10 @@ class WorkerStatus(_message.Message):
     def load(self) -> _types_pb2.WorkerLoad:
         """What the worker last said of itself, about all its orchestrators; unset while unknown."""
 
+    @_builtins.property
+    def translated(self) -> _draft_pb2.TranslatedVocabulary:
+        """Set where a draft worker's model has another vocabulary, and the worker translates."""
+
     def __init__(
         self,
         *,
@@ -1076,10 +1085,11 @@ class WorkerStatus(_message.Message):
         instance_id: _builtins.str = ...,
         sessions: _builtins.int = ...,
         load: _types_pb2.WorkerLoad | None = ...,
+        translated: _draft_pb2.TranslatedVocabulary | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["load", b"load", "model", b"model"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["load", b"load", "model", b"model", "translated", b"translated"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "instance_id", b"instance_id", "kind", b"kind", "load", b"load", "max_lookahead", b"max_lookahead", "model", b"model", "model_id", b"model_id", "reason", b"reason", "sessions", b"sessions", "shortfalls", b"shortfalls", "usable", b"usable"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "instance_id", b"instance_id", "kind", b"kind", "load", b"load", "max_lookahead", b"max_lookahead", "model", b"model", "model_id", b"model_id", "reason", b"reason", "sessions", b"sessions", "shortfalls", b"shortfalls", "translated", b"translated", "usable", b"usable"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -56,13 +56,14 @@ async def start_system(
     tokenizer: str = "",
     proposers: str = "model",
     ahead_blocks: int = 2,
+    translation: str = "auto",
     **settings: object,
 ) -> AsyncIterator[RunningSystem]:
     """Starts the services and waits until they are linked.
 
     Args:
         draft: the draft's model; none without a draft service.
-        proposers, ahead_blocks: of the draft worker.
+        proposers, ahead_blocks, translation: of the draft worker.
         tokenizer: MODEL of the tokenizer; by default the synthetic one of the target's size.
         settings: fields of OrchestratorConfig.
     """
@@ -73,7 +74,7 @@ async def start_system(
         running_draft = None
         if draft is not None:
             running_draft = await stack.enter_async_context(
-                start_draft(draft, proposers=proposers, ahead_blocks=ahead_blocks)
+                start_draft(draft, proposers=proposers, ahead_blocks=ahead_blocks, translation=translation)
             )
         running = await stack.enter_async_context(
             start_orchestrator(
