@@ -75,5 +75,5 @@ def lookup_info(config: DraftConfig) -> EngineInfo:
 
 def _translates(config: DraftConfig) -> bool:
     """A distilled draft has its target's tokens."""
-    off = not config.target_model or config.translation is TranslationWay.OFF
+    off = config.target_model in ("", config.model) or config.translation is TranslationWay.OFF
     return not off and parse_source(config.model).kind is not SourceKind.DISTILLED

@@ -207,7 +207,7 @@ def small(seed: int) -> Engine:
 @pytest.mark.parametrize("rule", [ACCEPTANCE_RATIO, ACCEPTANCE_BLOCK])
 async def test_the_output_has_the_targets_law(rule: Acceptance.ValueType, tmp_path: Path) -> None:
     """Every outcome of three tokens; one token of each vocabulary is not in the other."""
-    start, count = (0, 4, 2), 1200
+    start, count = (0, 4, 2), 500
     law = enumerate_outcomes(small(5), start, SAMPLING, 3).law
     draft = translated(SMALL_TARGET, SMALL_OWN, small(8))
     assert draft.vocabularies.shared.targets.tolist() == [0, 1, 2, 3, 5]

@@ -198,3 +198,16 @@ def test_a_vocabulary_of_only_other_characters_is_refused() -> None:
         between(characters("日本語訳"), own, synthetic())
     shared = between(characters("zba"), own, synthetic()).shared
     assert (shared.targets.tolist(), shared.own.tolist()) == ([1, 2], [1, 0])
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_shared_tokens_spell_the_same(name: str) -> None:
+    """Each token has one counterpart at most, and what both can spell by a token is shared."""
+    of = vocabularies(name)
+    pairs = list(zip(of.shared.targets.tolist(), of.shared.own.tolist(), strict=True))
+    spelled = [(of.target.pieces[target], of.own.pieces[own]) for target, own in pairs]
+    assert all(one == other for one, other in spelled)
+    assert sum(one is not None for one, _ in spelled) == of.shared.spelled == len(of.target.ids.keys() & of.own.ids)
+    assert len({own for _, own in pairs}) == len(pairs)
+    assert of.shared.targets_of(of.shared.own).tolist() == of.shared.targets.tolist()
+    assert of.shared.own_of(tuple(range(of.shared.size))) == dict(pairs)
