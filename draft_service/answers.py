@@ -61,4 +61,5 @@ def _block(job: Job) -> draft_pb2.Block:
         block.parents = to_bytes(job.parents)
     if job.source is not None:
         block.proposer = job.source
+    block.translation = job.translation
     return block

@@ -1,5 +1,6 @@
 """Settings of the draft service."""
 
+from enum import StrEnum
 from functools import cached_property
 
 from pydantic import Field, field_validator, model_validator
@@ -22,6 +23,15 @@ COPYING_SUFFIXES = {draft_pb2.PROPOSER_SUFFIX, draft_pb2.PROPOSER_SUFFIX_OR_MODE
 # Tokens; some outputs' worth.
 LEAST_HISTORY = 1_024
 PROPOSER_NAMES = {number: name for name, number in PROPOSERS.items()}
+
+
+class TranslationWay(StrEnum):
+    """How a draft model with another vocabulary than its target's drafts."""
+
+    AUTO = "auto"
+    INTERSECTION = "intersection"
+    STRING = "string"
+    OFF = "off"
 
 
 class DraftConfig(WorkerConfig):
@@ -59,7 +69,15 @@ class DraftConfig(WorkerConfig):
     suffix_history_ttl: float = Field(
         3_600.0, gt=0, description="seconds after which the outputs of a tenant without sessions are forgotten"
     )
-    target_model: str = Field("", description="MODEL of the target, for a distilled draft; empty: the one it names")
+    target_model: str = Field(
+        "",
+        description="MODEL of the target: a distilled draft shares its embeddings (empty: it names one), a model with "
+        "another vocabulary translates into its tokens (empty: it does not)",
+    )
+    translation: TranslationWay = Field(
+        TranslationWay.AUTO,
+        description="how a model with another vocabulary drafts: auto, intersection, string, off",
+    )
 
     @field_validator("proposers")
     @classmethod

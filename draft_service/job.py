@@ -10,7 +10,8 @@ from outrider.law.sparse import Float32Array, Int32Array
 from outrider.lm.passes import Pass, Work
 from outrider.lm.session_cache import Session
 from outrider.net.errors import OutriderError
-from outrider.v1.draft_pb2 import Proposer
+from outrider.v1 import draft_pb2
+from outrider.v1.draft_pb2 import Proposer, Translation
 
 
 @dataclass(eq=False)
@@ -37,6 +38,9 @@ class Job:
         parents: the row that each token follows; None in a chain.
         traced: the passes, where the command is traced.
         source: what makes it, where that is decided for each block; None before it is, and elsewhere.
+        inner: the block in the draft model's own tokens, where it is drawn in these; None otherwise.
+        place: where the next token stands, of an inner block, in the target's tokens; None elsewhere.
+        translation: how the block comes from the draft model's own tokens; unspecified where it has the target's.
         done: the block is complete.
         failed: why there will be none.
     """
@@ -60,6 +64,9 @@ class Job:
     parents: Int32Array | None = None
     traced: list[Pass] = field(default_factory=list)
     source: Proposer.ValueType | None = None
+    inner: "Job | None" = None
+    place: int | None = None
+    translation: Translation.ValueType = draft_pb2.TRANSLATION_UNSPECIFIED
     done: bool = False
     failed: OutriderError | None = None
     first_pass_at: float | None = None
@@ -79,7 +86,7 @@ class Job:
     @property
     def position(self) -> int:
         """Where the next token stands."""
-        return self.session.length
+        return self.session.length if self.place is None else self.place
 
     @property
     def ended(self) -> bool:

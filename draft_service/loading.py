@@ -1,15 +1,21 @@
 """The models behind a draft worker's proposers."""
 
+import logging
 from pathlib import Path
 
-from draft_service.config import DraftConfig
+from draft_service.config import DraftConfig, TranslationWay
 from draft_service.service import Engines
+from draft_service.translation.engine import TranslatedEngine
+from draft_service.translation.vocabularies import Vocabularies
 from outrider.lm.configured import configured_engine, engine_options
 from outrider.lm.engine import Engine, EngineInfo
 from outrider.lm.load_heads import load_medusa
+from outrider.lm.source import SourceKind, parse_source
 from outrider.lm.tokenizer import load_tokenizer, vocabulary_of
 from outrider.v1 import draft_pb2
 from outrider.v1.draft_pb2 import Proposer
+
+log = logging.getLogger(__name__)
 
 # What the worker holds at most when nothing that runs a model is on offer and no context length is configured.
 _LOOKUP_CONTEXT = 1 << 20
@@ -19,7 +25,7 @@ _RUN_A_MODEL = {draft_pb2.PROPOSER_MODEL, draft_pb2.PROPOSER_EARLY_EXIT, draft_p
 
 def load_engines(config: DraftConfig) -> Engines:
     """Loads what the proposers need: nothing but a tokenizer for those that only copy. Raises ModelRefused."""
-    engines = {kind: _engine(kind, config) for kind in config.kinds if kind in _RUN_A_MODEL}
+    engines = {kind: translated(_engine(kind, config), config) for kind in config.kinds if kind in _RUN_A_MODEL}
     if engines:
         return engines, next(iter(engines.values())).info
     return engines, lookup_info(config)
@@ -37,9 +43,26 @@ def _engine(kind: Proposer.ValueType, config: DraftConfig) -> Engine:
     return configured_engine(config, layers=config.early_exit_layers)
 
 
+def translated(engine: Engine, config: DraftConfig) -> Engine:
+    """The engine in the tokens of the target, where that is known to have others. Raises ModelRefused."""
+    if not _translates(config):
+        return engine
+    vocabulary = vocabulary_of(load_tokenizer(config.target_model))
+    if vocabulary.fingerprint == engine.info.vocab_fingerprint:
+        return engine
+    vocabularies = Vocabularies.of(engine.info, vocabulary, config.target_model)
+    shared = vocabularies.shared
+    log.info(
+        "translating into the tokens of %s: %d of its %d are shared with the %d of %s",
+        *(config.target_model, shared.spelled, shared.size, shared.own_size, config.model),
+    )
+    return TranslatedEngine(engine, vocabularies)
+
+
 def lookup_info(config: DraftConfig) -> EngineInfo:
     """What a worker without a model serves: a vocabulary."""
-    tokenizer = load_tokenizer(config.model)
+    model = config.target_model if _translates(config) else config.model
+    tokenizer = load_tokenizer(model)
     vocabulary = vocabulary_of(tokenizer)
     return EngineInfo(
         model_id=config.model,
@@ -52,3 +75,9 @@ def lookup_info(config: DraftConfig) -> EngineInfo:
         token_hashes=vocabulary.token_hashes,
         tokenizer=tokenizer,
     )
+
+
+def _translates(config: DraftConfig) -> bool:
+    """A distilled draft has its target's tokens."""
+    off = config.target_model in ("", config.model) or config.translation is TranslationWay.OFF
+    return not off and parse_source(config.model).kind is not SourceKind.DISTILLED

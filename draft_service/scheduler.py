@@ -13,7 +13,9 @@ from draft_service.proposers.base import BlockProposer
 from draft_service.proposers.copying import CopyingProposer
 from draft_service.proposers.model import ModelProposer
 from draft_service.proposers.suffix import SuffixProposer
+from draft_service.proposers.translating import TranslatingProposer
 from draft_service.suffix.history import Histories
+from draft_service.translation.engine import TranslatedEngine
 from outrider.lm.engine import Engine
 from outrider.lm.engine_load import EngineLoad
 from outrider.lm.epoch_fence import EpochFence
@@ -159,14 +161,21 @@ class DraftScheduler:
         cache = self._new_cache()
         if kind in _COPIED:
             return CopyingProposer(cache, self._config.context_length or _LOOKUP_CONTEXT, _COPIED[kind])
-        return ModelProposer(
-            engines[kind],
-            cache,
-            self._config.token_budget,
-            self._metrics,
-            spare=self._ahead.drop_all,
-            runners_up=self._config.ahead_blocks > 0 and self._config.ahead_others > 0,
-        )
+
+        def chains(of: type[ModelProposer], engine: Engine) -> ModelProposer:
+            return of(
+                engine,
+                cache,
+                self._config.token_budget,
+                self._metrics,
+                spare=self._ahead.drop_all,
+                runners_up=self._config.ahead_blocks > 0 and self._config.ahead_others > 0,
+            )
+
+        engine = engines[kind]
+        if isinstance(engine, TranslatedEngine):
+            return TranslatingProposer(engine, cache, chains, self._config.translation)
+        return chains(ModelProposer, engine)
 
     def _context_length(self, job: Job) -> int:
         return self._proposers[job.law.kind].context_length
@@ -205,7 +214,7 @@ class DraftScheduler:
             limit = min(limit, feeding.longest or limit)
             _feed(session, ask, feeding)
         job = Job(ask, law, session, limit, next(self._numbers))
-        if limit and ask.nodes:
+        if limit and ask.nodes and not isinstance(self._proposers[law.kind], TranslatingProposer):
             job.growth = Growth(job.noise, ask.nodes, limit)
         return job
 

@@ -15,6 +15,7 @@ from draft_service.job import Answer
 from draft_service.scheduler import DraftScheduler
 from draft_service.stream import Stream
 from draft_service.traced import drafted
+from draft_service.translation.engine import TranslatedEngine
 from outrider import __version__
 from outrider.lm.engine import Engine, EngineInfo
 from outrider.lm.engine_load import EngineLoad
@@ -120,6 +121,7 @@ class DraftService(draft_pb2_grpc.DraftServiceServicer):
             history_tokens=self._config.suffix_history,
             instance_id=self.host.instance_id,
             version=__version__,
+            translated=self._translated,
         )
 
     @property
@@ -200,6 +202,8 @@ class DraftService(draft_pb2_grpc.DraftServiceServicer):
         self._feature_width = max((feeding.width for feeding in self._feedings.values()), default=0)
         for engine in engines.values():
             warm_up(engine)
+        translated = (engine for engine in engines.values() if isinstance(engine, TranslatedEngine))
+        self._translated = next((engine.told(self._config.translation) for engine in translated), None)
         grammars = SessionGrammars(self._info.tokenizer, self._info.vocab_size)
         grammars.prepare()
         self._scheduler = DraftScheduler(engines, grammars, self._config, self._metrics)

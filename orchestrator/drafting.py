@@ -476,6 +476,7 @@ class Drafting:
         self._link.breaker.success()
         if not len(tokens):
             return no_block(orchestrator_pb2.PLAIN_REASON_NO_PROPOSAL)
+        stats.translation = block.translation
         stats.drafted_ahead = min(block.timing.ahead_tokens, len(tokens))
         if tree is not None:
             return Proposal(tokens, law, tree=tree)

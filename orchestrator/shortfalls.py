@@ -74,4 +74,5 @@ class Shortfalls:
             instance_id=link.instance_id,
             sessions=link.sessions,
             load=link.reported,
+            translated=link.translated if isinstance(link, DraftLink) else None,
         )

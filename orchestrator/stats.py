@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from outrider.v1 import draft_pb2, orchestrator_pb2
-from outrider.v1.draft_pb2 import Proposer
+from outrider.v1.draft_pb2 import Proposer, Translation
 from outrider.v1.orchestrator_pb2 import PlainReason, Round
 
 # What a round waits for, in its order.
@@ -48,6 +48,7 @@ class RoundStats:
     tree_depth: int = 0
     proposer: "Proposer.ValueType" = draft_pb2.PROPOSER_UNSPECIFIED
     proposer_choice: str = ""
+    translation: "Translation.ValueType" = draft_pb2.TRANSLATION_UNSPECIFIED
 
     def begins(self, part: Part) -> float:
         """A part of the round begins: when, in time.perf_counter()'s seconds."""

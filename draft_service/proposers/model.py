@@ -128,7 +128,7 @@ class ModelProposer:
         jobs, logits, tokens = self._of_good_rows(greedy_tokens, jobs, logits)
         if self._runners_up:
             _note_runners_up(jobs, logits)
-        _add_all(jobs, tokens.tolist(), [point_mass(int(token)) for token in tokens])
+        add_all(jobs, tokens.tolist(), [point_mass(int(token)) for token in tokens])
 
     def _draw_sampled(self, jobs: list[Job], logits: torch.Tensor) -> None:
         jobs, _, probs = self._of_good_rows(law_probs, jobs, logits)
@@ -142,12 +142,12 @@ class ModelProposer:
     def _guess(self, jobs: list[Job], probs: torch.Tensor) -> None:
         """With the noise that the target draws a bonus token with."""
         tokens = bonus_tokens(probs, [job.noise for job in jobs], [job.position for job in jobs])
-        _add_all(jobs, tokens, [point_mass(token) for token in tokens])
+        add_all(jobs, tokens, [point_mass(token) for token in tokens])
 
     def _propose(self, laws: list[tuple[Job, Row]], purpose: Purpose) -> None:
         rows, jobs = [row for _, row in laws], [job for job, _ in laws]
         tokens = propose_each(rows, [job.noise for job in jobs], [job.position for job in jobs], purpose)
-        _add_all(jobs, tokens, rows)
+        add_all(jobs, tokens, rows)
 
     def _of_good_rows(
         self, law: Callable[[torch.Tensor, Sequence[RowContext], int], Made], jobs: list[Job], logits: torch.Tensor
@@ -185,7 +185,7 @@ class ModelProposer:
         job.failed = OutriderError(types_pb2.ERROR_REASON_NON_FINITE_LOGITS, message)
 
 
-def _add_all(jobs: Sequence[Job], tokens: Sequence[int], rows: Sequence[Row]) -> None:
+def add_all(jobs: Sequence[Job], tokens: Sequence[int], rows: Sequence[Row]) -> None:
     """The next token of each chain, and the law that it was drawn from."""
     for job, token, row in zip(jobs, tokens, rows, strict=True):
         job.add(token, row)

@@ -89,6 +89,7 @@ class DraftLink(Link):
     Attributes:
         proposers: what the worker offers.
         keeps_outputs: whether it wants to know how generations end.
+        translated: what its model has in common with the vocabulary; None where that is the model's own.
         waits: of rounds for its blocks; kept where late ones are hedged.
         history: what its sessions learned together, by proposer and acceptance rule.
         trees: what they learned of trees, by proposer, acceptance rule and most tokens of a tree.
@@ -117,6 +118,7 @@ class DraftLink(Link):
         self.proposers: tuple[Proposer.ValueType, ...] = ()
         self.keeps_outputs = False
         self._feedings: dict[Proposer.ValueType, Feeding] = {}
+        self.translated: draft_pb2.TranslatedVocabulary | None = None
         self.waits = Waits()
         self._forgiven_at = -math.inf
         # Bytes of events that the worker may still send for the commands that it got, and the most for one of them.
@@ -303,6 +305,7 @@ class DraftLink(Link):
             if len(info.proposers) > MAX_LOOKAHEAD:
                 raise Misbehaved(f"{len(info.proposers)} proposers")
             self.proposers, self.keeps_outputs = tuple(info.proposers), info.history_tokens > 0
+            self.translated = info.translated if info.HasField("translated") else None
             self._feedings = {each.proposer: _feeding(each) for each in info.feedings}
 
 

@@ -10,7 +10,12 @@ from rich.text import Text
 from outrider.cli.access import PlainToken, Reach, Tls, TlsCa, TlsCert, TlsKey, TlsServerName, TokenFile
 from outrider.cli.options import DEFAULT_ADDRESS, Address
 from outrider.cli.run import run
-from outrider.v1.orchestrator_pb2 import OrchestratorServiceGetInfoRequest, OrchestratorServiceGetInfoResponse
+from outrider.v1.draft_pb2 import Translation
+from outrider.v1.orchestrator_pb2 import (
+    OrchestratorServiceGetInfoRequest,
+    OrchestratorServiceGetInfoResponse,
+    WorkerStatus,
+)
 from outrider.v1.orchestrator_pb2_grpc import OrchestratorServiceStub
 
 _CALL_SECONDS = 10.0
@@ -65,13 +70,25 @@ def _plain(text: str) -> Text:
     return Text("".join(letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in text))
 
 
+def _in_use(worker: WorkerStatus) -> str:
+    translated = [f"vocabulary {translation(worker)}"] if worker.HasField("translated") else []
+    return "; ".join(["yes", *translated, *worker.shortfalls])
+
+
+def translation(worker: WorkerStatus) -> str:
+    """How the worker's model drafts in a vocabulary that is not its own."""
+    known = worker.translated
+    ways = " or ".join(Translation.Name(way).removeprefix("TRANSLATION_").lower() for way in known.ways)
+    return f"translated ({ways}), {known.shared_tokens} of its {known.own_size} tokens shared"
+
+
 def workers_table(answer: OrchestratorServiceGetInfoResponse) -> Table:
     """One row a worker; those that are not in use say why."""
     table = Table(box=None, header_style="bold", pad_edge=False)
     for name in ("worker", "address", "model", "dtype", "context", "block", "in use"):
         table.add_column(name, overflow="fold", no_wrap=name in ("worker", "address"))
     for worker in answer.workers:
-        state = "; ".join(["yes", *worker.shortfalls]) if worker.usable else f"no: {worker.reason or 'no reason given'}"
+        state = _in_use(worker) if worker.usable else f"no: {worker.reason or 'no reason given'}"
         numbers = (str(number or "unknown") for number in (worker.model.context_length, worker.max_lookahead))
         known = (worker.model_id or "unknown", worker.model.dtype or "unknown", *numbers)
         table.add_row(*map(_plain, (worker.kind, worker.address, *known, state)))

@@ -21,6 +21,30 @@ else:
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
+class _Translation:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _TranslationEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Translation.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    TRANSLATION_UNSPECIFIED: _Translation.ValueType  # 0
+    """Not at all: its vocabulary is the target's."""
+    TRANSLATION_INTERSECTION: _Translation.ValueType  # 1
+    """Draws among the tokens that both vocabularies have."""
+    TRANSLATION_STRING: _Translation.ValueType  # 2
+    """Draws own tokens and encodes their text in the target's."""
+
+class Translation(_Translation, metaclass=_TranslationEnumTypeWrapper):
+    """How a draft model drafts in another vocabulary than its own."""
+
+TRANSLATION_UNSPECIFIED: Translation.ValueType  # 0
+"""Not at all: its vocabulary is the target's."""
+TRANSLATION_INTERSECTION: Translation.ValueType  # 1
+"""Draws among the tokens that both vocabularies have."""
+TRANSLATION_STRING: Translation.ValueType  # 2
+"""Draws own tokens and encodes their text in the target's."""
+Global___Translation: _TypeAlias = Translation  # noqa: Y015
+
 class _Proposer:
     ValueType = _typing.NewType("ValueType", _builtins.int)
     V: _TypeAlias = ValueType  # noqa: Y015
@@ -409,6 +433,7 @@ class Block(_message.Message):
     TIMING_FIELD_NUMBER: _builtins.int
     PARENTS_FIELD_NUMBER: _builtins.int
     PROPOSER_FIELD_NUMBER: _builtins.int
+    TRANSLATION_FIELD_NUMBER: _builtins.int
     tokens: _builtins.bytes
     """int32[lookahead]: as many as asked for or fewer; none when the proposer has no proposal. A pushed block may hold more
     than the Advance for its base length wants.
@@ -419,6 +444,10 @@ class Block(_message.Message):
     """
     proposer: Global___Proposer.ValueType
     """What made it, where the session's proposer leaves that to others; unset otherwise."""
+    translation: Global___Translation.ValueType
+    """How the draft model's own tokens became these; unspecified where its vocabulary is the target's, and where no model
+    drew them.
+    """
     @_builtins.property
     def law(self) -> _types_pb2.DraftLaw:
         """The laws that they were drawn from, one after each row but the last; unset when the session omits it. Of a tree: empty
@@ -437,10 +466,11 @@ class Block(_message.Message):
         timing: Global___DraftTiming | None = ...,
         parents: _builtins.bytes = ...,
         proposer: Global___Proposer.ValueType = ...,
+        translation: Global___Translation.ValueType = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["law", b"law", "timing", b"timing"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["law", b"law", "parents", b"parents", "proposer", b"proposer", "timing", b"timing", "tokens", b"tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["law", b"law", "parents", b"parents", "proposer", b"proposer", "timing", b"timing", "tokens", b"tokens", "translation", b"translation"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -481,6 +511,38 @@ class DraftTiming(_message.Message):
 Global___DraftTiming: _TypeAlias = DraftTiming  # noqa: Y015
 
 @_typing.final
+class TranslatedVocabulary(_message.Message):
+    """What a draft model has in common with its target's vocabulary."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    OWN_SIZE_FIELD_NUMBER: _builtins.int
+    SHARED_TOKENS_FIELD_NUMBER: _builtins.int
+    WAYS_FIELD_NUMBER: _builtins.int
+    own_size: _builtins.int
+    """Real token ids of the draft model's own vocabulary."""
+    shared_tokens: _builtins.int
+    """Tokens that spell the same bytes in both, special tokens not counted."""
+    @_builtins.property
+    def ways(self) -> _containers.RepeatedScalarFieldContainer[Global___Translation.ValueType]:
+        """Ways that it drafts, at least one."""
+
+    def __init__(
+        self,
+        *,
+        own_size: _builtins.int = ...,
+        shared_tokens: _builtins.int = ...,
+        ways: _abc.Iterable[Global___Translation.ValueType] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["own_size", b"own_size", "shared_tokens", b"shared_tokens", "ways", b"ways"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TranslatedVocabulary: _TypeAlias = TranslatedVocabulary  # noqa: Y015
+
+@_typing.final
 class DraftServiceGetInfoRequest(_message.Message):
     """What to include."""
 
@@ -516,6 +578,7 @@ class DraftServiceGetInfoResponse(_message.Message):
     VERSION_FIELD_NUMBER: _builtins.int
     FEEDINGS_FIELD_NUMBER: _builtins.int
     HISTORY_TOKENS_FIELD_NUMBER: _builtins.int
+    TRANSLATED_FIELD_NUMBER: _builtins.int
     max_lookahead: _builtins.int
     """Longest block that the worker makes."""
     instance_id: _builtins.str
@@ -540,6 +603,10 @@ class DraftServiceGetInfoResponse(_message.Message):
     def feedings(self) -> _containers.RepeatedCompositeFieldContainer[Global___Feeding]:
         """What proposers want that are fed with the target's features."""
 
+    @_builtins.property
+    def translated(self) -> Global___TranslatedVocabulary:
+        """Set where the draft model has another vocabulary than `model` says, which is then its target's."""
+
     def __init__(
         self,
         *,
@@ -551,10 +618,11 @@ class DraftServiceGetInfoResponse(_message.Message):
         version: _builtins.str = ...,
         feedings: _abc.Iterable[Global___Feeding] | None = ...,
         history_tokens: _builtins.int = ...,
+        translated: Global___TranslatedVocabulary | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["load", b"load", "model", b"model"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["load", b"load", "model", b"model", "translated", b"translated"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["feedings", b"feedings", "history_tokens", b"history_tokens", "instance_id", b"instance_id", "load", b"load", "max_lookahead", b"max_lookahead", "model", b"model", "proposers", b"proposers", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["feedings", b"feedings", "history_tokens", b"history_tokens", "instance_id", b"instance_id", "load", b"load", "max_lookahead", b"max_lookahead", "model", b"model", "proposers", b"proposers", "translated", b"translated", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

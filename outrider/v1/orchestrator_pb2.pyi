@@ -708,6 +708,7 @@ class Round(_message.Message):
     BLOCK_READY_FIELD_NUMBER: _builtins.int
     VERIFY_QUEUE_MICROS_FIELD_NUMBER: _builtins.int
     TREE_DEPTH_FIELD_NUMBER: _builtins.int
+    TRANSLATION_FIELD_NUMBER: _builtins.int
     PROPOSER_FIELD_NUMBER: _builtins.int
     PROPOSER_CHOICE_FIELD_NUMBER: _builtins.int
     base_length: _builtins.int
@@ -748,6 +749,8 @@ class Round(_message.Message):
     """
     tree_depth: _builtins.int
     """Draft tokens of the longest path, where the block was a tree; 0 for a chain, whose longest path is all of it."""
+    translation: _draft_pb2.Translation.ValueType
+    """How the block was translated from the vocabulary of the model that drew it; unspecified where that is the target's."""
     proposer: _draft_pb2.Proposer.ValueType
     """What made the block, or was asked for one; unset where nothing was asked."""
     proposer_choice: _builtins.str
@@ -771,12 +774,13 @@ class Round(_message.Message):
         block_ready: _builtins.bool = ...,
         verify_queue_micros: _builtins.int = ...,
         tree_depth: _builtins.int = ...,
+        translation: _draft_pb2.Translation.ValueType = ...,
         proposer: _draft_pb2.Proposer.ValueType = ...,
         proposer_choice: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["accept_micros", b"accept_micros", "accepted", b"accepted", "base_length", b"base_length", "block_ready", b"block_ready", "commit_micros", b"commit_micros", "draft_forward_micros", b"draft_forward_micros", "draft_wait_micros", b"draft_wait_micros", "drafted", b"drafted", "drafted_ahead", b"drafted_ahead", "plain_reason", b"plain_reason", "proposer", b"proposer", "proposer_choice", b"proposer_choice", "target_passes", b"target_passes", "tree_depth", b"tree_depth", "verify_forward_micros", b"verify_forward_micros", "verify_micros", b"verify_micros", "verify_queue_micros", b"verify_queue_micros", "wire_bytes", b"wire_bytes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["accept_micros", b"accept_micros", "accepted", b"accepted", "base_length", b"base_length", "block_ready", b"block_ready", "commit_micros", b"commit_micros", "draft_forward_micros", b"draft_forward_micros", "draft_wait_micros", b"draft_wait_micros", "drafted", b"drafted", "drafted_ahead", b"drafted_ahead", "plain_reason", b"plain_reason", "proposer", b"proposer", "proposer_choice", b"proposer_choice", "target_passes", b"target_passes", "translation", b"translation", "tree_depth", b"tree_depth", "verify_forward_micros", b"verify_forward_micros", "verify_micros", b"verify_micros", "verify_queue_micros", b"verify_queue_micros", "wire_bytes", b"wire_bytes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1059,6 +1063,7 @@ class WorkerStatus(_message.Message):
     INSTANCE_ID_FIELD_NUMBER: _builtins.int
     SESSIONS_FIELD_NUMBER: _builtins.int
     LOAD_FIELD_NUMBER: _builtins.int
+    TRANSLATED_FIELD_NUMBER: _builtins.int
     kind: _builtins.str
     """"target" or "draft"."""
     address: _builtins.str
@@ -1089,6 +1094,10 @@ class WorkerStatus(_message.Message):
     def load(self) -> _types_pb2.WorkerLoad:
         """What the worker last said of itself, about all its orchestrators; unset while unknown."""
 
+    @_builtins.property
+    def translated(self) -> _draft_pb2.TranslatedVocabulary:
+        """Set where a draft worker's model has another vocabulary, and the worker translates."""
+
     def __init__(
         self,
         *,
@@ -1103,10 +1112,11 @@ class WorkerStatus(_message.Message):
         instance_id: _builtins.str = ...,
         sessions: _builtins.int = ...,
         load: _types_pb2.WorkerLoad | None = ...,
+        translated: _draft_pb2.TranslatedVocabulary | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["load", b"load", "model", b"model"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["load", b"load", "model", b"model", "translated", b"translated"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "instance_id", b"instance_id", "kind", b"kind", "load", b"load", "max_lookahead", b"max_lookahead", "model", b"model", "model_id", b"model_id", "reason", b"reason", "sessions", b"sessions", "shortfalls", b"shortfalls", "usable", b"usable"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "instance_id", b"instance_id", "kind", b"kind", "load", b"load", "max_lookahead", b"max_lookahead", "model", b"model", "model_id", b"model_id", "reason", b"reason", "sessions", b"sessions", "shortfalls", b"shortfalls", "translated", b"translated", "usable", b"usable"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -57,13 +57,14 @@ async def start_system(
     proposers: str = "model",
     ahead_blocks: int = 2,
     draft_settings: Mapping[str, object] | None = None,
+    translation: str = "auto",
     **settings: object,
 ) -> AsyncIterator[RunningSystem]:
     """Starts the services and waits until they are linked.
 
     Args:
         draft: the draft's model; none without a draft service.
-        proposers, ahead_blocks, draft_settings: of the draft worker.
+        proposers, ahead_blocks, draft_settings, translation: of the draft worker.
         tokenizer: MODEL of the tokenizer; by default the synthetic one of the target's size.
         settings: fields of OrchestratorConfig.
     """
@@ -74,7 +75,13 @@ async def start_system(
         running_draft = None
         if draft is not None:
             running_draft = await stack.enter_async_context(
-                start_draft(draft, proposers=proposers, ahead_blocks=ahead_blocks, **(draft_settings or {}))
+                start_draft(
+                    draft,
+                    proposers=proposers,
+                    ahead_blocks=ahead_blocks,
+                    translation=translation,
+                    **(draft_settings or {}),
+                )
             )
         running = await stack.enter_async_context(
             start_orchestrator(

@@ -143,11 +143,17 @@ async def test_busy_port_is_told() -> None:
     assert f"127.0.0.1:{port}" in err.splitlines()[-1]
 
 
-async def test_b1_draft_with_another_vocabulary_is_not_used_and_says_why() -> None:
-    async with up("--target", TARGET, "--draft", "synthetic:vocab_size=25,seed=5") as system:
+async def test_b1_draft_with_another_vocabulary_translates_and_says_so() -> None:
+    async with up("--target", TARGET, "--draft", "synthetic:vocab_size=25,seed=5,order=2") as system:
         line = next(line for line in (await system.info()).splitlines() if line.startswith("draft"))
-        assert "no: " in line
-        assert "first at token id 25 (25 tokens, the tokenizer has 26)" in line
+        assert "yes; vocabulary translated (intersection or string), 25 of its 25 tokens shared" in line
+        texts = []
+        for lookahead in ("0", "4"):
+            flags = ("--temperature", "0", "--max-tokens", "30", "--lookahead", lookahead)
+            code, out, err = await system.generate("abcab", "--raw", *flags)
+            assert code == 0, err
+            texts.append(out)
+        assert texts[0] == texts[1]
         code, out, err = await system.generate("abc", "--raw", "--max-tokens", "5", "--stats")
         assert (code, len(out)) == (0, 6)
         assert "rounds without a block" in err
