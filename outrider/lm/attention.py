@@ -148,7 +148,7 @@ class PagedPass:
         keys = self.storage.layers[layer]
         if keys.device.type != "cpu" or keys.dtype not in _PRODUCTS or dim % 8 or keys.shape[2] != dim or not kernels():
             return False
-        if any(getattr(piece, "branches", None) is not None for piece in self.batch.pieces):
+        if any(piece.branches is not None for piece in self.batch.pieces):
             return False  # rows of a tree do not see all that lies before them
         # Torch is quick at many rows, where it has products of the type at all.
         slow = keys.dtype == torch.bfloat16 and not has_packed(keys.dtype)

@@ -1,7 +1,6 @@
 """Kernels of ours compute what torch does, and a row depends on nothing that is beside it."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -12,6 +11,7 @@ from torch import nn
 from outrider.lm import kernels as package
 from outrider.lm import load, packed
 from outrider.lm.attention import PagedPass
+from outrider.lm.branches import Branches
 from outrider.lm.causal_lm import CausalLm
 from outrider.lm.engine import Segment
 from outrider.lm.kernels import kernels
@@ -154,15 +154,10 @@ def test_masked_keys_may_hold_anything() -> None:
     assert torch.equal(cached.attended(5), expected)
 
 
-@dataclass(frozen=True)
-class Tree(Piece):
-    branches: object = None
-
-
-@pytest.mark.parametrize(("branches", "suits"), [(None, True), ("some", False)])
-def test_trees_are_left_to_torch(branches: object, suits: bool) -> None:
+@pytest.mark.parametrize(("branches", "suits"), [(None, True), (Branches(3, np.array([2, 2])), False)])
+def test_trees_are_left_to_torch(branches: Branches | None, suits: bool) -> None:
     storage = KvStorage([LayerShape(1, 8, 8, torch.float32, None)], 4, 16, CPU)
-    batch = RaggedBatch([Tree(0, 2, 3, np.arange(1), branches)], storage.null_page, 16, CPU)
+    batch = RaggedBatch([Piece(0, 2, 3, np.arange(1), branches)], storage.null_page, 16, CPU)
     assert PagedPass(storage, batch).suits(0, 8) is suits
 
 

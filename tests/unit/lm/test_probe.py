@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from outrider.lm import attention, packed, ragged
+from outrider.lm import attention, fused, packed, ragged
 from outrider.lm.attention import LayerCall
 from outrider.lm.engine import ModelRefused
 from outrider.lm.kv import PagedSequence
@@ -14,11 +14,19 @@ from outrider.lm.kv_storage import KvStorage
 from tests.harness.engines_lm import tiny_engine
 
 
+def _by_torch(patch: pytest.MonkeyPatch) -> None:
+    """Whatever kernels there are, torch's operations do it."""
+    for module in (attention, fused):
+        patch.setattr(module, "kernels", lambda: None)
+
+
 def _sees_everything(patch: pytest.MonkeyPatch) -> None:
+    _by_torch(patch)
     patch.setattr(ragged, "_mask", lambda *_: None)
 
 
 def _ignores_the_window(patch: pytest.MonkeyPatch) -> None:
+    _by_torch(patch)
     own = attention.PagedPass.attend
 
     def attend(self: attention.PagedPass, call: LayerCall) -> torch.Tensor:
@@ -49,6 +57,7 @@ def _ignores_the_sinks(patch: pytest.MonkeyPatch) -> None:
 
 
 def _mixes_layers_up(patch: pytest.MonkeyPatch) -> None:
+    _by_torch(patch)
     own = KvStorage.read
     patch.setattr(KvStorage, "read", lambda self, layer, *rest: own(self, min(layer, 1), *rest))
 
@@ -68,8 +77,11 @@ def _forgets_one_token_too_few(patch: pytest.MonkeyPatch) -> None:
 
 
 def _packs_another_weight(patch: pytest.MonkeyPatch) -> None:
-    own = packed.PackedLinear.forward
-    patch.setattr(packed.PackedLinear, "forward", lambda self, inputs: own(self, inputs) * 1.5)
+    # Each layer by itself, whatever kernels could do at once.
+    patch.setattr(fused, "_stack", lambda _: None)
+    for kind in (packed.PackedLinear, packed.KernelLinear):
+        own = kind.forward
+        patch.setattr(kind, "forward", lambda self, inputs, own=own: own(self, inputs) * 1.5)
 
 
 @pytest.mark.parametrize(
