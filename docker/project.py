@@ -140,9 +140,5 @@ def project(engine: Engine, variables: Mapping[str, str], *, observed: bool) -> 
     try:
         yield made
     finally:
-        # podman-compose does not know the containers of a scaled service any more.
-        label = f"--filter=label=com.docker.compose.project={NAME}"
-        for container in engine.podman("ps", "--all", "--quiet", label).split():
-            engine.podman("rm", "--force", "--time=1", container)
         made.compose("down", "--volumes", "--timeout=1")
         shutil.rmtree(directory)

@@ -18,7 +18,7 @@ from typing import Any
 
 from engine import READY_SECONDS, Engine, Failed, engine_in, run, why_not
 from images import SERVICES, add_build_options, build, provide, provide_base
-from project import COMPOSE, OBSERVABILITY, Project, project
+from project import COMPOSE, NAME, OBSERVABILITY, Project, project
 from rights import check_rights
 
 MODEL = "synthetic:vocab_size=26,seed=5,pass_ms=20"
@@ -117,9 +117,13 @@ def until_drafts(it: Project, count: int) -> None:
 
 def check_scale(it: Project) -> None:
     """A second draft is found by the name of the first."""
-    it.compose("up", "--detach", "--no-build", "--no-recreate", "--scale=draft=2", "draft")
-    until_drafts(it, 2)
-    say("a second draft is in use")
+    try:
+        it.compose("up", "--detach", "--no-build", "--no-recreate", "--scale=draft=2", "draft")
+        until_drafts(it, 2)
+        say("a second draft is in use")
+    finally:
+        # `down` does not know it any more.
+        it.engine.succeeds("rm", "--force", "--time=1", f"{NAME}_draft_2")
 
 
 def check_stop(it: Project, text: str) -> None:
