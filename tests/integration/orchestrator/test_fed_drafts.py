@@ -20,6 +20,7 @@ from outrider.v1.orchestrator_pb2 import (
 from tests.harness.medusa import HEADS, SIZE, next_token, walking_heads, walking_target
 from tests.harness.models import VOCAB
 from tests.harness.orchestrator import Generation, RunningOrchestrator, ask, start_orchestrator
+from tests.harness.outcomes import RIGHT, Sampling, enumerate_outcomes, p_value
 from tests.harness.system import RunningSystem, start_system, synthetic
 from tests.harness.workers import start_draft, start_target
 
@@ -75,6 +76,30 @@ async def test_the_output_is_that_without_it(rule: str, nodes: int) -> None:
     assert counts == {0, 1, 2, 3} if rule != "greedy" else {3}
     if rule in ("greedy", "coupled"):
         assert [one.ids for one in fed] == [one.ids for one in plain]
+
+
+@pytest.mark.parametrize("nodes", [0, 5])
+@pytest.mark.parametrize("rule", ["ratio", "block"])
+async def test_the_outputs_law_is_the_targets(rule: str, nodes: int) -> None:
+    law = enumerate_outcomes(walking_target(6.0), PROMPT, Sampling(temperature=0.8), 2).law
+    async with medusa(6.0) as system:
+        requests = [
+            ask(
+                PROMPT,
+                lookahead=3,
+                seed=seed,
+                stop=StopConditions(max_tokens=5, ignore_eos=True),
+                temperature=0.8,
+                **RULES[rule],
+            )
+            for seed in range(400)
+        ]
+        for request in requests:
+            request.speculation.max_nodes = nodes
+        said = await system.generate_all(requests, concurrency=16)
+    assert sum(one.accepted for one in said) > 40
+    assert sum(one.drafted - one.accepted for one in said) > 40
+    assert p_value(law, [one.ids[:2] for one in said]) > RIGHT
 
 
 async def test_features_travel_for_those_who_want_them_alone_and_are_counted() -> None:
