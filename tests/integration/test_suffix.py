@@ -365,7 +365,7 @@ async def test_a_worker_that_keeps_nothing_is_told_nothing_more(tmp_path: Path) 
 
 
 SPEC = {"vocab_size": 6, "seed": 5, "scale": 1.0}
-PROMPT, LENGTH, SEEDS = (0, 1, 2), 3, 240
+PROMPT, LENGTH, SEEDS = (0, 1, 2), 3, 700
 SAMPLING = Sampling(temperature=0.8)
 
 
