@@ -13,6 +13,7 @@ from google.protobuf.message import DecodeError, Message
 from google.rpc.status_pb2 import Status
 
 from draft_service.commands import Peer, parse_command
+from draft_service.config import PROPOSERS
 from orchestrator.choices import plan_choices
 from orchestrator.names import owned
 from orchestrator.records import repeats, request_of
@@ -37,7 +38,6 @@ from outrider.net.arrays import (
 )
 from outrider.net.errors import OutriderError, from_status, to_status
 from outrider.v1 import draft_pb2, target_pb2
-from outrider.v1.draft_pb2 import Proposer
 from outrider.v1.orchestrator_pb2 import GenerateRequest
 from target_service.job import parse_item
 from tests.fuzz.case import Harness, Target, join, split, vary
@@ -51,7 +51,7 @@ _TOKENIZER = load_tokenizer(f"synthetic:vocab_size={_VOCAB}")
 _GRAMMARS = SessionGrammars(_TOKENIZER, _VOCAB)
 _SPELLING = Spelling(_TOKENIZER)
 _INFO = SyntheticEngine(SMALL).info
-_PROPOSERS = tuple(Proposer.values()[1:])
+_PROPOSERS = tuple(PROPOSERS.values())
 
 
 def _request(body: bytes) -> None:

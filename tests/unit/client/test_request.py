@@ -11,7 +11,7 @@ ALL = Options(
     max_tokens=9, min_tokens=1, stop=["x", "y"], stop_token_ids=[3], ignore_eos=True, temperature=0.5, top_k=4,
     top_p=0.9, min_p=0.1, repetition_penalty=1.1, presence_penalty=0.2, frequency_penalty=0.3, logit_bias={5: -1.0},
     allowed_token_ids=[6], banned_token_ids=[7], seed=8, logprobs=0, json_schema="{}", regex="a", lark="b", lookahead=0,
-    acceptance="coupled", proposer="prompt_lookup", prediction="text",
+    acceptance="coupled", proposer="prompt_lookup", prediction="text", max_nodes=7,
 )  # fmt: skip
 
 
@@ -29,7 +29,7 @@ def test_every_option_has_its_field() -> None:
     assert (list(sampling.allowed_token_ids), list(sampling.banned_token_ids)) == ([6], [7])
     assert speculation.HasField("lookahead")
     assert (speculation.acceptance, speculation.proposer) == (pb.ACCEPTANCE_COUPLED, PROPOSER_PROMPT_LOOKUP)
-    assert speculation.prediction == "text"
+    assert (speculation.prediction, speculation.max_nodes) == ("text", 7)
     assert request.grammar.lark == "b"  # the last one given: a request has one language
 
 

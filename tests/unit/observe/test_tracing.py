@@ -9,7 +9,7 @@ from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.sampling import ALWAYS_OFF, ParentBased
 from opentelemetry.trace import INVALID_SPAN_CONTEXT, StatusCode
 
-from draft_service.commands import Ask, parse_command
+from draft_service.commands import Ask, Peer, parse_command
 from orchestrator.tracing import RequestTrace, traced
 from outrider.config import ConfigError
 from outrider.net.errors import OutriderError
@@ -52,7 +52,7 @@ def test_of_what_messages_carry_the_contexts_of_recorded_traces_are_kept() -> No
     assert traceparent(remote_context(SENT[:-2] + "fd")) == SENT
     message = draft_pb2.DraftCommand(session_id="a", epoch=1, traceparent="x" * 1_000_000)
     message.open.tokens = b"\0\0\0\0"
-    command = parse_command(message, 1, 4, (draft_pb2.PROPOSER_PROMPT_LOOKUP,))
+    command = parse_command(message, Peer(1), 4, (draft_pb2.PROPOSER_PROMPT_LOOKUP,))
     assert isinstance(command, Ask)
     assert command.traceparent == ""
 

@@ -54,9 +54,8 @@ class Run:
             depth = self.session.choose(self.draft, LONGEST, self.trees)
             tree = self.session.tree
             self.treed += tree
-            kept = next(
-                at for at in count() if at == depth or self._random.random() > (scene.tree if tree else scene.chain)
-            )
+            rate = self.rate_of(depth) if tree else scene.chain
+            kept = next(at for at in count() if at == depth or self._random.random() > rate)
             drafted = NODES if tree else depth
             took = scene.target + scene.position * (1 + drafted)
             wait = depth * scene.step * (scene.level if tree else 1.0)
