@@ -62,7 +62,7 @@ def tokens_per_pass(draft: Engine, texts: Sequence[ScoredText]) -> tuple[float, 
         (logits,) = draft.forward([Segment(sequence, fed, len(fed))])
         sequence.free()
         right = logits.float().argmax(1).numpy() == text.tokens[-len(fed) :]
-        rounds += rounds_of(right[-answer_length(text) :], LOOKAHEAD)
+        rounds += rounds_of(right[None, -answer_length(text) :], LOOKAHEAD)
     return 1 + float(np.mean(rounds)), len(rounds)
 
 

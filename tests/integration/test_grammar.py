@@ -71,7 +71,7 @@ async def test_a19_every_output_is_a_member(rule: "pb.Acceptance.ValueType", den
             drafted += generation.drafted
             # No block was refused: the worker masks, and sends nothing that the language does not allow.
             assert all(one.plain_reason != pb.PLAIN_REASON_DRAFT_INVALID for one in generation.rounds)
-        assert drafted > 20
+        assert drafted > 8
 
 
 async def test_a19_dense_rows_and_no_speculation_give_the_same_tokens() -> None:

@@ -68,7 +68,7 @@ def test_it_is_accepted_as_often_as_promised() -> None:
     rounds: list[int] = []
     for prompt in chat_tokens(target.info.tokenizer, [PROMPTS[index] for index in CHOSEN]):
         said = greedy(target, prompt)
-        rounds += rounds_of(right(draft, said, len(said) - len(prompt)), LOOKAHEAD)
+        rounds += rounds_of(right(draft, said, len(said) - len(prompt))[None], LOOKAHEAD)
     tokens_per_pass = 1 + np.mean(rounds)
     print(f"{tokens_per_pass:.2f} tokens per pass in {len(rounds)} rounds")
     assert tokens_per_pass >= LEAST_TOKENS_PER_PASS

@@ -250,6 +250,7 @@ GREEDY = LawParams(temperature=0.0)
 async def test_a_copy_comes_before_the_model_where_there_is_much_to_copy() -> None:
     model = ScriptedEngine(next_token_script(64), vocab_size=64)
     async with start_draft(model, **BOTH) as draft:
+        model.passes.clear()  # those of the warm-up
         stream = draft.stream()
         tokens = [*range(10, 20), 30, 10, 11, 12, 13, 14]
         event = await stream.ask(open_command("s", tokens, 4, law=GREEDY))
@@ -259,7 +260,7 @@ async def test_a_copy_comes_before_the_model_where_there_is_much_to_copy() -> No
         event = await stream.ask(advance_command("s", tokens, 4, new=5))
         assert (block_of(event)[0], event.block.proposer) == ([41, 42, 43, 44], draft_pb2.PROPOSER_MODEL)
         # It has read what was copied, and all before.
-        assert sum(len(one.tokens) for seen in model.passes for one in seen) == len(tokens) + 3
+        assert sum(one.tokens for seen in model.passes for one in seen) == len(tokens) + 3
         # A match of two tokens is not worth the model's block.
         tokens += [41, 15, 16]
         event = await stream.ask(advance_command("s", tokens, 4, new=3))
@@ -273,6 +274,7 @@ async def test_a_copy_comes_before_the_model_where_there_is_much_to_copy() -> No
 async def test_copies_before_the_model_and_the_model_alone_share_sessions_and_passes() -> None:
     model = ScriptedEngine(next_token_script(64), vocab_size=64)
     async with start_draft(model, **BOTH) as draft:
+        model.passes.clear()  # those of the warm-up
         stream = draft.stream()
         tokens = list(range(20, 30))
         both, alone = draft_pb2.PROPOSER_SUFFIX_OR_MODEL, draft_pb2.PROPOSER_MODEL
@@ -285,7 +287,7 @@ async def test_copies_before_the_model_and_the_model_alone_share_sessions_and_pa
         model.passes.clear()
         # Another proposer, the same model: it computes nothing anew but the last token, whose logits are wanted.
         await stream.ask(open_command("s", tokens, 1, law=GREEDY, proposer=alone))
-        assert [len(one.tokens) for seen in model.passes for one in seen] == [1]
+        assert [one.tokens for seen in model.passes for one in seen] == [1]
 
 
 # Through the services.
