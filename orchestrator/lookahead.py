@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 
 from orchestrator.choosing import Served
 from orchestrator.costs import DraftCosts, Mean, RoundCost, TargetCosts
+from orchestrator.plain_trials import PlainTrials
 from orchestrator.survival import SessionSurvival, Survival, expected_tokens
 from orchestrator.trees import TreeHistory
 
@@ -39,11 +40,6 @@ _BETTER_ACCEPTANCE = 0.1
 _PROBES = 8.0
 # Rounds of time that a session is given for probes at its start: it may be unlike those before it.
 _FIRST_CREDIT = 0.25
-# All sessions decode plainly until so many passes without blocks were seen, because what plain rounds take is not to be
-# told from rounds with blocks; and on, while each makes them look so much better, but for no more rounds than this.
-_PLAIN_PASSES, _SURPRISE, _LONGEST_TRIAL = 2, 0.02, 12
-# Rounds between two such trials at the least, and the part of all tokens that they may cost.
-_BETWEEN_TRIALS, _TRIAL_SHARE = 64, 0.003
 
 
 @dataclass
@@ -56,7 +52,7 @@ class DraftHistory:
         extra: by length, seconds by which a round is longer with a block for which nobody waits.
         probing: how many of them probe.
         probe_seconds: what a probe adds to a round.
-        on_trial: whether all of them decode plainly at present, though blocks seem to pay, to see what that takes.
+        trials: of plain decoding, where blocks seem to pay.
         served: what their rounds came to, beside those with other proposers.
     """
 
@@ -67,12 +63,7 @@ class DraftHistory:
     goodput: float = 0.0
     extra: list[float] = field(default_factory=list)
     probing: int = 0
-    on_trial: bool = False
-    _loss: float = 0.0
-    _cycles: int = 0
-    _turned: int = 0
-    _trial_rounds: int = 0
-    _passes_before: int = 0
+    trials: PlainTrials = field(default_factory=PlainTrials)
     _length: int = 0
     _choices: int = 0
     _settled_for: int = -1
@@ -84,7 +75,6 @@ class DraftHistory:
         if self._choices < target.sessions and longest == self._settled_for:
             return self._length
         self._choices, self._settled_for = 0, longest
-        self._cycles += 1
         tokens = expected_tokens(survival.rates(longest + 1))
         waits = [
             self.costs.wait(k, target.sessions - 1, tokens[k + 1] - tokens[k], target.rest_seconds(k))
@@ -102,22 +92,9 @@ class DraftHistory:
         if target.sessions > 1:
             cycle = target.cycle(waits[common], common)
             self.extra = [cycle * math.ceil(wait.mean / cycle) for wait in waits]
-        self._try_plain(target, 1.0 - goodput[0] / goodput[common])
-        self._length = 0 if self.on_trial else common
+        self.trials.round(target, 1.0 - goodput[0] / goodput[common], blocks=self.common > 0)
+        self._length = 0 if self.trials.on else common
         return self._length
-
-    def _try_plain(self, target: TargetCosts, loss: float) -> None:
-        """Decides whether the coming round is plain for all, when plain rounds are thought to lose so much goodput."""
-        rounds = self._cycles - self._turned
-        pause = max(_BETWEEN_TRIALS, self._trial_rounds * loss / _TRIAL_SHARE)
-        surprised, self._loss = self._loss - loss > _SURPRISE, loss
-        seen = target.plain_passes - self._passes_before
-        if self.on_trial and ((seen >= _PLAIN_PASSES and not surprised) or rounds >= _LONGEST_TRIAL):
-            self.on_trial, self._turned, self._trial_rounds = False, self._cycles, rounds
-        elif not self.common:
-            self.on_trial, self._turned = False, self._cycles
-        elif not self.on_trial and (rounds >= pause or not self._trial_rounds):
-            self.on_trial, self._turned, self._passes_before = True, self._cycles, target.plain_passes
 
 
 def _largest(tokens: list[float], seconds: list[float]) -> tuple[int, list[float]]:
@@ -157,7 +134,7 @@ class SessionLookahead:
     def begins(self, draft: DraftHistory) -> bool:
         """Whether a new session would be given blocks."""
         self._bind(draft)
-        return not self._adaptive or self._best(draft, self._longest) > 0 or draft.on_trial
+        return not self._adaptive or self._best(draft, self._longest) > 0 or draft.trials.on
 
     def choose(self, draft: DraftHistory, room: int, trees: TreeHistory | None = None) -> int:
         """The length of the next block; at most `room`, which is more than 0. `tree` says whether it is to be a tree,
@@ -181,7 +158,7 @@ class SessionLookahead:
         depth = limit
         if self._adaptive:
             # While chains are being tried, and while plain rounds are, nothing is compared with them.
-            settled = not (draft.costs.young or draft.on_trial or self.probing)
+            settled = not (draft.costs.young or draft.trials.on or self.probing)
             depth = trees.choose(limit) if settled else 0
             self._trees = trees if settled else None
         self.tree = depth > 0

@@ -25,7 +25,7 @@ async def with_threads(options: SystemOptions, *, measure: bool) -> tuple[System
         return _set(options, fair_threads(), fair_threads()), ""
     drafts = [name for name in options.proposers if name in _MODELS]
     if not drafts:
-        return _set(options, cores, 1), f"threads: {cores} for the target, 1 for the draft, which computes nothing"
+        return _set(options, cores, 1), f"threads: {cores} for the target, 1 for the draft, which computes little"
     try:
         split, words = await placed(_pair(options, drafts[0]), cores, cache_directory())
     except Unmeasured as error:

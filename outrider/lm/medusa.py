@@ -13,7 +13,6 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 import torch
 from safetensors import SafetensorError
@@ -23,7 +22,7 @@ from torch import nn
 from outrider.law.sparse import Int32Array
 from outrider.lm.engine import EngineInfo, ModelRefused, Segment
 from outrider.lm.features import Feeding
-from outrider.lm.synthetic import TokenSequence
+from outrider.lm.token_sequence import TokenSequence, token_sequence
 
 WEIGHTS, PICKLED, CONFIG = "medusa_lm_head.safetensors", "medusa_lm_head.pt", "config.json"
 # More heads than any draft has positions that are ever right.
@@ -177,7 +176,7 @@ class MedusaEngine:
 
     def _append(self, segment: Segment) -> list[int]:
         """Appends a segment; returns the head of each row that is wanted."""
-        sequence: Any = segment.sequence
+        sequence = token_sequence(segment.sequence)
         sequence.append(segment.tokens, segment.parents)
         heads = [sequence.position_of(place) - _end(segment) for place in range(sequence.length)[-segment.rows :]]
         heads = heads if segment.rows else []

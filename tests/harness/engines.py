@@ -10,8 +10,8 @@ import torch
 
 from outrider.law.sparse import Int32Array
 from outrider.lm.engine import EngineInfo, OutOfPages, Segment
-from outrider.lm.synthetic import TokenSequence
 from outrider.lm.synthetic_spec import SyntheticSpec
+from outrider.lm.token_sequence import TokenSequence
 from outrider.lm.tokenizer import synthetic_tokenizer, vocabulary_of
 
 DEADLINE = 20.0

@@ -19,8 +19,9 @@ from orchestrator.metrics import Metrics
 from orchestrator.store.memory import MemoryStore
 from outrider.lm.engine import Engine, EngineInfo, Segment, SequenceState
 from outrider.lm.model_info import model_info
-from outrider.lm.synthetic import SyntheticEngine, TokenSequence
+from outrider.lm.synthetic import SyntheticEngine
 from outrider.lm.synthetic_spec import SyntheticSpec
+from outrider.lm.token_sequence import TokenSequence
 from outrider.net.channel import connect
 from outrider.net.errors import OutriderError, abort, from_rpc_error, reason_name
 from outrider.net.server import Server

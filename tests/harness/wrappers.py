@@ -8,7 +8,7 @@ import torch
 
 from outrider.law.sparse import Int32Array
 from outrider.lm.engine import Engine, EngineInfo, Segment, SequenceState
-from outrider.lm.synthetic import TokenSequence
+from outrider.lm.token_sequence import TokenSequence
 from outrider.lm.tokenizer import Vocabulary
 
 Rows = Callable[[torch.Tensor], torch.Tensor]

@@ -193,8 +193,7 @@ async def test_a_target_that_shows_no_features_leaves_it_without_blocks_and_says
     assert PLAIN_REASON_DRAFT_PREFILL not in reasons[3:]
 
 
-async def test_the_control_uses_it_and_rests() -> None:
-    """Chosen lengths: where blocks do not pay no features travel, and probes are fed."""
+async def test_the_control_chooses_its_lengths() -> None:
     async with medusa(lookahead="auto") as system:
         said = await system.orchestrator.generate(
             ask(PROMPT, proposer=PROPOSER_MEDUSA, stop=StopConditions(max_tokens=120, ignore_eos=True), **GREEDY)

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from outrider.law.sparse import Int32Array
 from outrider.lm.epoch_fence import EpochFence
 from outrider.lm.session_cache import Session, SessionCache
-from outrider.lm.synthetic import TokenSequence
+from outrider.lm.token_sequence import TokenSequence
 from outrider.net.arrays import prefix_hash
 from outrider.net.errors import OutriderError
 from tests.harness.workers import int32, reason

@@ -5,8 +5,9 @@ import pytest
 import torch
 
 from outrider.lm.engine import ModelRefused, Segment
-from outrider.lm.synthetic import PADDING_LOGIT, SyntheticEngine, TokenSequence, _RowCache
+from outrider.lm.synthetic import PADDING_LOGIT, SyntheticEngine, _RowCache
 from outrider.lm.synthetic_spec import SyntheticSpec
+from outrider.lm.token_sequence import TokenSequence
 from outrider.lm.warm_up import warm_up
 
 TOKENS = np.array([1, 2, 3, 1, 2, 3, 7, 2, 3], np.int32)
