@@ -34,7 +34,7 @@ def load_medusa(directory: Path, target: str, options: EngineOptions) -> MedusaE
         head = model.get_output_embeddings()  # type: ignore[no-untyped-call]
         if not isinstance(head, nn.Linear) or head.bias is not None:
             raise ModelRefused(f"{source.name} has no plain output matrix for Medusa heads to share")
-        heads = MedusaHeads(weights, head)
+        heads = MedusaHeads(weights, head, pack=options.pack)
         size = min(vocabulary.size, head.out_features)
         info = EngineInfo(
             model_id=f"{source.name} with Medusa heads",

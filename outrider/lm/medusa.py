@@ -22,6 +22,7 @@ from torch import nn
 from outrider.law.sparse import Int32Array
 from outrider.lm.engine import EngineInfo, ModelRefused, Segment
 from outrider.lm.features import Feeding
+from outrider.lm.packed import pack_linears
 from outrider.lm.token_sequence import TokenSequence, token_sequence
 
 WEIGHTS, PICKLED, CONFIG = "medusa_lm_head.safetensors", "medusa_lm_head.pt", "config.json"
@@ -86,38 +87,45 @@ class MedusaHeads:
     """The heads of a target, whose output matrix [vocab, hidden size] serves those without one of their own.
 
     Attributes:
-        learned: the modules that are not the target's.
+        count: how many.
+        size: of the states that they take.
+
+    Args:
+        pack: whether linear weights are packed for the CPU.
 
     Raises ModelRefused when the weights do not fit the target.
     """
 
-    def __init__(self, weights: MedusaWeights, head: nn.Linear) -> None:
-        size = head.in_features
-        self._blocks = [[nn.Linear(size, size) for _ in range(weights.blocks)] for _ in range(weights.heads)]
-        self.outputs: list[nn.Linear] = []
+    def __init__(self, weights: MedusaWeights, head: nn.Linear, *, pack: bool = False) -> None:
+        self.count, self.size = weights.heads, head.in_features
+        self._like = head.weight.new_empty(0)
+        blocks = [
+            nn.ModuleList(nn.Linear(self.size, self.size) for _ in range(weights.blocks)) for _ in range(self.count)
+        ]
         try:
-            for index, blocks in enumerate(self._blocks):
-                for number, block in enumerate(blocks):
+            for index, of_head in enumerate(blocks):
+                for number, block in enumerate(of_head):
                     names = ("weight", "bias")
                     block.load_state_dict({it: weights.tensors[f"{index}.{number}.linear.{it}"] for it in names})
-                self.outputs.append(_output(weights.tensors.get(f"{index}.{weights.blocks}.weight"), head))
+            rows = [weights.tensors.get(f"{index}.{weights.blocks}.weight") for index in range(self.count)]
+            outputs = nn.ModuleList(head if own is None else _output(own, head) for own in rows)
         except (KeyError, RuntimeError) as error:
             raise ModelRefused(f"the Medusa heads are for another target: {str(error).splitlines()[0]}") from error
-        own = [it for it in self.outputs if it is not head]
-        self.learned = nn.ModuleList([*(block for blocks in self._blocks for block in blocks), *own])
-        self.learned.to(head.weight.device, head.weight.dtype).requires_grad_(False)
+        modules = nn.ModuleList([*blocks, outputs]).to(self._like.device, self._like.dtype).requires_grad_(False)
+        if pack:
+            pack_linears(modules)
+        self._blocks, self._outputs = [list(of_head) for of_head in blocks], list(outputs)
 
     def logits(self, index: int, states: torch.Tensor) -> torch.Tensor:
-        """[n, head rows] of head `index` after the states [n, hidden size]."""
+        """[n, head rows], in the target's dtype, of head `index` after the states [n, hidden size]."""
+        states = states.to(self._like)
         for block in self._blocks[index]:
             states = states + nn.functional.silu(block(states))
-        logits: torch.Tensor = self.outputs[index](states)
+        logits: torch.Tensor = self._outputs[index](states)
         return logits
 
 
-def _output(rows: torch.Tensor | None, head: nn.Linear) -> nn.Linear:
-    if rows is None:
-        return head
+def _output(rows: torch.Tensor, head: nn.Linear) -> nn.Linear:
     made = nn.Linear(head.in_features, head.out_features, bias=False)
     made.load_state_dict({"weight": rows})
     return made
@@ -134,8 +142,7 @@ class MedusaEngine:
 
     def __init__(self, heads: MedusaHeads, info: EngineInfo, layers: int) -> None:
         self._heads = heads
-        count, size = len(heads.outputs), heads.outputs[0].in_features
-        self._info = replace(info, feeding=Feeding((layers,), size, window=1, longest=count), hidden_size=0)
+        self._info = replace(info, feeding=Feeding((layers,), heads.size, window=1, longest=heads.count), hidden_size=0)
 
     @property
     def info(self) -> EngineInfo:
@@ -158,7 +165,7 @@ class MedusaEngine:
         said: dict[tuple[int, int], torch.Tensor] = {}
         for head, indices in wanted.items():
             states = torch.cat([_last(segments[index]) for index in indices])
-            logits = self._heads.logits(head, states.to(self._heads.outputs[head].weight))
+            logits = self._heads.logits(head, states)
             said |= {(index, head): row for index, row in zip(indices, logits[:, : self._info.vocab_size], strict=True)}
         empty = torch.empty(0, self._info.vocab_size)
         return [
@@ -180,8 +187,8 @@ class MedusaEngine:
         sequence.append(segment.tokens, segment.parents)
         heads = [sequence.position_of(place) - _end(segment) for place in range(sequence.length)[-segment.rows :]]
         heads = heads if segment.rows else []
-        if heads and not 0 <= min(heads) <= max(heads) < len(self._heads.outputs):
-            raise ValueError(f"rows for heads {min(heads)} to {max(heads)}, there are {len(self._heads.outputs)}")
+        if heads and not 0 <= min(heads) <= max(heads) < self._heads.count:
+            raise ValueError(f"rows for heads {min(heads)} to {max(heads)}, there are {self._heads.count}")
         return heads
 
 
