@@ -3,12 +3,14 @@
 import logging
 from pathlib import Path
 
+from transformers import PreTrainedTokenizerBase
+
 from draft_service.config import DraftConfig, TranslationWay
 from draft_service.service import Engines
 from draft_service.translation.engine import TranslatedEngine
 from draft_service.translation.vocabularies import Vocabularies
 from outrider.lm.configured import configured_engine, engine_options
-from outrider.lm.engine import Engine, EngineInfo
+from outrider.lm.engine import Engine, EngineInfo, ModelRefused
 from outrider.lm.load_heads import load_medusa
 from outrider.lm.source import SourceKind, parse_source
 from outrider.lm.tokenizer import load_tokenizer, vocabulary_of
@@ -47,7 +49,7 @@ def translated(engine: Engine, config: DraftConfig) -> Engine:
     """The engine in the tokens of the target, where that is known to have others. Raises ModelRefused."""
     if not _translates(config):
         return engine
-    vocabulary = vocabulary_of(load_tokenizer(config.target_model))
+    vocabulary = vocabulary_of(_target_tokenizer(config))
     if vocabulary.fingerprint == engine.info.vocab_fingerprint:
         return engine
     vocabularies = Vocabularies.of(engine.info, vocabulary, config.target_model)
@@ -61,8 +63,7 @@ def translated(engine: Engine, config: DraftConfig) -> Engine:
 
 def lookup_info(config: DraftConfig) -> EngineInfo:
     """What a worker without a model serves: a vocabulary."""
-    model = config.target_model if _translates(config) else config.model
-    tokenizer = load_tokenizer(model)
+    tokenizer = _target_tokenizer(config) if _translates(config) else load_tokenizer(config.model)
     vocabulary = vocabulary_of(tokenizer)
     return EngineInfo(
         model_id=config.model,
@@ -75,6 +76,14 @@ def lookup_info(config: DraftConfig) -> EngineInfo:
         token_hashes=vocabulary.token_hashes,
         tokenizer=tokenizer,
     )
+
+
+def _target_tokenizer(config: DraftConfig) -> PreTrainedTokenizerBase:
+    """Raises ModelRefused, which says whose vocabulary was looked for: it is not this worker's own model."""
+    try:
+        return load_tokenizer(config.target_model)
+    except ModelRefused as error:
+        raise ModelRefused(f"the target's vocabulary is wanted, but {error}") from error
 
 
 def _translates(config: DraftConfig) -> bool:

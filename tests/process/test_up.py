@@ -121,8 +121,7 @@ async def test_sigkill_of_up_leaves_no_process() -> None:
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
-        # Both workers want it, the draft's to compare vocabularies: whichever is first to look says so.
-        (("--target", "gguf:/no/such.gguf", "--draft", DRAFT), ["model file /no/such.gguf does not exist"]),
+        (("--target", "gguf:/no/such.gguf", "--draft", DRAFT), ["target", "/no/such.gguf", "does not exist"]),
         (("--target", TARGET, "--draft", "synthetic:vocab=3"), ["draft", "unknown setting 'vocab'"]),
         (("--target", TARGET, "--draft", DRAFT, "--store", "redis://127.0.0.1:1/0"), ["orchestrator", "127.0.0.1:1"]),
     ],
