@@ -32,10 +32,19 @@ _BETTER, _BETTER_THAN_OWN = 0.03, 0.08
 REVIEW = 12
 # Part of the rounds that trials of what looks bad may cost, and how long a proposer is left alone before one.
 TRIAL_SHARE, _ALONE = 0.005, 256
+# A trial is over once it has cost so many tokens, but not before it had a few rounds; and so many sessions at most try
+# one of which nothing was seen.
+TRIAL_TOKENS, _TRIAL_ROUNDS, _TRIES = 4.0, 4, 4
+# One begins with a session, whose prefix is read in any case, or after so many rounds of a session.
+_SETTLED = 36
+# A round that takes so many times as long as others was stalled, unless the next one does as well.
+_STALLED = 8.0
 
 STANDING = draft_pb2.PROPOSER_SUFFIX_OR_MODEL
 # A proposer that never finds more than the other does is not looked at beside it.
 _COVERED = {draft_pb2.PROPOSER_PROMPT_LOOKUP: draft_pb2.PROPOSER_SUFFIX}
+# Those that cost next to nothing, and no prefix.
+_COPYING = {draft_pb2.PROPOSER_SUFFIX, draft_pb2.PROPOSER_PROMPT_LOOKUP}
 # What needs something of the client is not chosen for it, nor what only a newer worker knows.
 CHOOSABLE = {*Proposer.values()} - {
     draft_pb2.PROPOSER_UNSPECIFIED,
@@ -58,9 +67,14 @@ class Served:
     rounds: float = 0.0
     _tokens: Mean = field(default_factory=Mean)
     _passes: Mean = field(default_factory=Mean)
+    _stalled: bool = False
 
     def observe(self, cost: RoundCost, plain: float, memory: float) -> None:
         """One more round, while a plain pass takes so many seconds."""
+        slow = self._passes.known and cost.seconds > _STALLED * plain * self._passes.value
+        self._stalled = slow and not self._stalled
+        if self._stalled:
+            return
         self.rounds = min(self.rounds + 1.0, memory)
         self._tokens.observe(cost.tokens, memory)
         self._passes.observe(cost.seconds / plain, memory)
@@ -100,7 +114,7 @@ class Trials:
 
     def unseen(self, pools: Mapping[Kind, Served]) -> Kind | None:
         """One of those that nothing was seen of: sessions that begin at once see different ones."""
-        kinds = [kind for kind, pool in pools.items() if not pool.rounds]
+        kinds = [kind for kind, pool in pools.items() if not pool.rounds and self.begun[kind] < _TRIES]
         if not kinds:
             return None
         kind = min(kinds, key=self.begun.__getitem__)
@@ -110,7 +124,8 @@ class Trials:
     def due(self, pools: Mapping[Kind, Served], best: float) -> Kind | None:
         """What was left alone for long enough and may be tried again, which is paid for here."""
         for kind, pool in pools.items():
-            loss = REVIEW * max(0.0, 1.0 - pool.goodput / best) if best else 0.0
+            part = max(0.0, 1.0 - pool.goodput / best) if best else 0.0
+            loss = min(REVIEW * part, max(_TRIAL_ROUNDS * part, TRIAL_TOKENS / best)) if part else 0.0
             if self.rounds - self.last.get(kind, self.rounds) >= _ALONE and self.credit >= loss:
                 self.credit -= loss
                 self.last[kind] = self.rounds
@@ -127,7 +142,7 @@ class Trials:
 def eligible(kinds: Mapping[Kind, Served]) -> dict[Kind, Served]:
     """Those that may be chosen, the standing choice first."""
     known = {kind: pool for kind, pool in kinds.items() if kind in CHOOSABLE and _COVERED.get(kind) not in kinds}
-    return dict(sorted(known.items(), key=lambda each: (each[0] != STANDING, each[0])))
+    return dict(sorted(known.items(), key=lambda each: (each[0] != STANDING, each[0] not in _COPYING, each[0])))
 
 
 class ProposerChoice:
@@ -153,17 +168,24 @@ class ProposerChoice:
         self.expected: dict[Kind, float] = {}
         self._own: dict[Kind, Served] = {}
         self._rounds = 0
+        # What a trial has cost, in tokens, and the goodput that it is held against.
+        self._lost = self._against = 0.0
+        self._before_trial = 0
 
     def choose(self) -> bool:
         """Thinks again where it is time to. Returns whether there is a new choice, which may be the old one."""
-        if self.kind and self._rounds < REVIEW:
+        given_up = self._lost >= TRIAL_TOKENS and self._rounds >= _TRIAL_ROUNDS
+        if self.kind and self._rounds < REVIEW and not given_up:
             return False
         pools = eligible(self._offered())
-        self._rounds = 0
+        self._before_trial -= self._rounds
+        self._rounds, self._lost = 0, 0.0
         if not pools:
             self.kind, self.reason, self.expected = draft_pb2.PROPOSER_UNSPECIFIED, "", {}
             return False
-        self.kind, self.reason = self._best(pools)
+        self.kind, self.reason = self._best(pools, tries=given_up or self._before_trial <= 0)
+        if self.reason == TRIAL:
+            self._before_trial = _SETTLED
         return True
 
     def gone(self) -> None:
@@ -175,18 +197,23 @@ class ProposerChoice:
         plain = self._plain_seconds()
         self._rounds += 1
         self._trials.went(self.kind)
-        if self.kind and plain:
+        if not self.kind or not plain:
+            return
+        if self.reason == TRIAL:
+            self._lost += cost.seconds / plain * max(self._against, _plain_goodput(cost, plain)) - cost.tokens
+        if not cost.catching_up:
             self._own.setdefault(self.kind, Served()).observe(cost, plain, _OWN)
 
-    def _best(self, pools: Mapping[Kind, Served]) -> tuple[Kind, str]:
+    def _best(self, pools: Mapping[Kind, Served], *, tries: bool) -> tuple[Kind, str]:
         self.expected = {kind: self._expected(kind, pool) for kind, pool in pools.items()}
+        self._against = max(pool.goodput for pool in pools.values())
         if len(pools) == 1:
             return next(iter(pools)), ONLY
-        unseen = self._trials.unseen(pools)
+        unseen = self._trials.unseen(pools) if tries else None
         if unseen is not None:
             return unseen, TRIAL
         others = {kind: pool for kind, pool in pools.items() if kind != self.kind}
-        due = self._trials.due(others, max(self.expected.values()))
+        due = self._trials.due(others, max(self.expected.values())) if tries else None
         if due is not None:
             return due, TRIAL
         best = next(iter(pools))
@@ -207,9 +234,14 @@ class ProposerChoice:
         return target.plain_seconds if target is not None and target.known else 0.0
 
 
+def _plain_goodput(cost: RoundCost, plain: float) -> float:
+    """What the round would have been worth without a block."""
+    return plain / (cost.seconds - cost.draft_wait - max(0.0, cost.passes - plain))
+
+
 def observe(pool: Served, cost: RoundCost, target: TargetCosts | None) -> None:
     """A round with a proposer, of any session."""
-    if target is not None and target.known:
+    if target is not None and target.known and not cost.catching_up:
         pool.observe(cost, target.plain_seconds, _POOLED * target.sessions)
 
 

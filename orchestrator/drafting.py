@@ -289,7 +289,7 @@ class Drafting:
         if self._catching_up is not None and _came_to_nothing(self._catching_up):
             link.breaker.failure()
         self._catching_up = None
-        trees = link.trees[self._plan.proposer, self._plan.acceptance, nodes] if nodes > 1 else None
+        trees = link.trees[self._kind, self._plan.acceptance, nodes] if nodes > 1 else None
         lookahead = self._lookahead.choose(self._history(link), room, trees)
         if lookahead == 0:
             self._reason = orchestrator_pb2.PLAIN_REASON_NO_GAIN

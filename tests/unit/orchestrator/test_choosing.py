@@ -117,7 +117,7 @@ class World:
             accepted += 1
         wait = LOOKAHEAD * STEP if draws else 0.0
         seconds = (PLAIN + POSITION * block + REST + wait) * (1.0 + 0.05 * dice.expovariate(1.0))
-        return RoundCost(seconds, wait, 0.0, PLAIN + POSITION * block, accepted + 1, block > 0)
+        return RoundCost(seconds, wait, 0.0, PLAIN + POSITION * block, accepted + 1, block)
 
 
 def best_single(workload: str, offered: Sequence[Kind], sessions: int) -> float:
@@ -198,7 +198,7 @@ def choice_of(pools: dict[Kind, Served]) -> ProposerChoice:
 def test_it_says_what_it_chose_and_why() -> None:
     choice = choice_of({MODEL: served(2), SUFFIX: served(4)})
     assert (choice.kind, choice.reason) == (SUFFIX, MEASURED)
-    assert told(choice) == "measured: suffix of model 2.10, suffix 4.20"
+    assert told(choice) == "measured: suffix of suffix 4.20, model 2.10"
     assert told(choice_of({MODEL: Served()})) == "only: model of model 0.00"
 
 
@@ -236,7 +236,7 @@ def test_what_is_seen_little_is_thought_better_than_it_looks() -> None:
 def test_what_may_be_chosen() -> None:
     """Not what needs the client, nor what another covers, nor what only a newer worker knows."""
     offered = (PROPOSER_PROMPT_LOOKUP, PROPOSER_PREDICTION, SUFFIX, MODEL, BOTH, 4711)
-    assert list(eligible({kind: Served() for kind in offered})) == [BOTH, MODEL, SUFFIX]  # type: ignore[misc]
+    assert list(eligible({kind: Served() for kind in offered})) == [BOTH, SUFFIX, MODEL]  # type: ignore[misc]
     assert list(eligible({PROPOSER_PROMPT_LOOKUP: Served()})) == [PROPOSER_PROMPT_LOOKUP]
 
 
