@@ -35,8 +35,6 @@ TRIAL_SHARE, _ALONE = 0.005, 256
 # A trial is over once it has cost so many tokens, but not before it had a few rounds; and so many sessions at most try
 # one of which nothing was seen.
 TRIAL_TOKENS, _TRIAL_ROUNDS, _TRIES = 4.0, 4, 4
-# One begins with a session, whose prefix is read in any case, or after so many rounds of a session.
-_SETTLED = 36
 # A round that takes so many times as long as others was stalled, unless the next one does as well.
 _STALLED = 8.0
 
@@ -170,7 +168,7 @@ class ProposerChoice:
         self._rounds = 0
         # What a trial has cost, in tokens, and the goodput that it is held against.
         self._lost = self._against = 0.0
-        self._before_trial = 0
+        self._tried: set[Kind] = set()
 
     def choose(self) -> bool:
         """Thinks again where it is time to. Returns whether there is a new choice, which may be the old one."""
@@ -178,14 +176,12 @@ class ProposerChoice:
         if self.kind and self._rounds < REVIEW and not given_up:
             return False
         pools = eligible(self._offered())
-        self._before_trial -= self._rounds
         self._rounds, self._lost = 0, 0.0
         if not pools:
             self.kind, self.reason, self.expected = draft_pb2.PROPOSER_UNSPECIFIED, "", {}
             return False
-        self.kind, self.reason = self._best(pools, tries=given_up or self._before_trial <= 0)
-        if self.reason == TRIAL:
-            self._before_trial = _SETTLED
+        self.kind, self.reason = self._best(pools)
+        self._tried.add(self.kind)
         return True
 
     def gone(self) -> None:
@@ -204,16 +200,16 @@ class ProposerChoice:
         if not cost.catching_up:
             self._own.setdefault(self.kind, Served()).observe(cost, plain, _OWN)
 
-    def _best(self, pools: Mapping[Kind, Served], *, tries: bool) -> tuple[Kind, str]:
+    def _best(self, pools: Mapping[Kind, Served]) -> tuple[Kind, str]:
         self.expected = {kind: self._expected(kind, pool) for kind, pool in pools.items()}
         self._against = max(pool.goodput for pool in pools.values())
         if len(pools) == 1:
             return next(iter(pools)), ONLY
-        unseen = self._trials.unseen(pools) if tries else None
+        unseen = self._trials.unseen({kind: pool for kind, pool in pools.items() if kind not in self._tried})
         if unseen is not None:
             return unseen, TRIAL
         others = {kind: pool for kind, pool in pools.items() if kind != self.kind}
-        due = self._trials.due(others, max(self.expected.values())) if tries else None
+        due = self._trials.due(others, max(self.expected.values()))
         if due is not None:
             return due, TRIAL
         best = next(iter(pools))

@@ -269,6 +269,9 @@ class SessionLookahead:
         draft.probing -= 1
         others = (target.sessions - 1) * target.block_seconds(self._asked)
         extra = max(0.0, cost.seconds - self._plain.value) + others
+        if not cost.drafted:
+            # Whatever else made the round longer was not the probe.
+            extra = min(extra, cost.draft_wait)
         # One that nothing came of took hardly any time.
         self._vain = 0 if accepted else min(self._vain + (cost.drafted > 0), _VAIN_PROBES)
         draft.probe_seconds.observe(extra, _PROBES)

@@ -185,8 +185,8 @@ def test_what_a_shallow_tree_gives_says_nothing_of_a_deep_one() -> None:
 
 
 class Flat(Run):
-    """As in bench/lookahead_cells.py with --draft noise=0.7 and 12 nodes: the draft thinks many tokens about as likely, so
-    that trees are broad and end early."""
+    """As in bench/lookahead_cells.py with --draft noise=0.7 and 12 nodes: the draft thinks many tokens about as likely,
+    so that trees are broad and end early."""
 
     def rates_of(self, depth: int) -> Sequence[float]:
         return {1: [0.97], 2: [0.85, 0.7], 3: [0.82, 0.63, 0.62]}[min(depth, 3)]
