@@ -27,7 +27,7 @@ _WEIGHT = 8.0
 # Goodput of n rounds may be so much better than it looks, over the root of n, n being no less than this.
 _HOPE, _FEWEST = 0.5, 4.0
 # By which part another one must be better to take the place of the standing choice, or of what a session drafts with.
-_BETTER, _BETTER_THAN_OWN = 0.03, 0.08
+_BETTER, _BETTER_THAN_OWN = 0.03, 0.15
 # A session thinks again after so many rounds with a proposer.
 REVIEW = 12
 # Part of the rounds that trials of what looks bad may cost, and how long a proposer is left alone before one.
