@@ -42,7 +42,7 @@ STANDING = draft_pb2.PROPOSER_SUFFIX_OR_MODEL
 # A proposer that never finds more than the other does is not looked at beside it.
 _COVERED = {draft_pb2.PROPOSER_PROMPT_LOOKUP: draft_pb2.PROPOSER_SUFFIX}
 # Those that cost next to nothing, and no prefix.
-_COPYING = {draft_pb2.PROPOSER_SUFFIX, draft_pb2.PROPOSER_PROMPT_LOOKUP}
+COPYING = {draft_pb2.PROPOSER_SUFFIX, draft_pb2.PROPOSER_PROMPT_LOOKUP, draft_pb2.PROPOSER_PREDICTION}
 # What needs something of the client is not chosen for it, nor what only a newer worker knows.
 CHOOSABLE = {*Proposer.values()} - {
     draft_pb2.PROPOSER_UNSPECIFIED,
@@ -140,7 +140,7 @@ class Trials:
 def eligible(kinds: Mapping[Kind, Served]) -> dict[Kind, Served]:
     """Those that may be chosen, the standing choice first."""
     known = {kind: pool for kind, pool in kinds.items() if kind in CHOOSABLE and _COVERED.get(kind) not in kinds}
-    return dict(sorted(known.items(), key=lambda each: (each[0] != STANDING, each[0] not in _COPYING, each[0])))
+    return dict(sorted(known.items(), key=lambda each: (each[0] != STANDING, each[0] not in COPYING, each[0])))
 
 
 class ProposerChoice:
@@ -201,7 +201,8 @@ class ProposerChoice:
             self._own.setdefault(self.kind, Served()).observe(cost, plain, _OWN)
 
     def _best(self, pools: Mapping[Kind, Served]) -> tuple[Kind, str]:
-        self.expected = {kind: self._expected(kind, pool) for kind, pool in pools.items()}
+        harder = self._harder(pools)
+        self.expected = {kind: self._expected(kind, pool, harder) for kind, pool in pools.items()}
         self._against = max(pool.goodput for pool in pools.values())
         if len(pools) == 1:
             return next(iter(pools)), ONLY
@@ -221,9 +222,17 @@ class ProposerChoice:
                 best = kind
         return best, MEASURED
 
-    def _expected(self, kind: Kind, pool: Served) -> float:
+    def _expected(self, kind: Kind, pool: Served, harder: float) -> float:
         own = self._own.get(kind)
-        return own.beside(pool) if own is not None else pool.hoped
+        if own is not None:
+            return own.beside(pool)
+        # What the standing choice is made of is no better at such a text than with others, nor the other way round.
+        return pool.hoped * (harder if STANDING in (kind, self.kind) else 1.0)
+
+    def _harder(self, pools: Mapping[Kind, Served]) -> float:
+        """How the session's text compares to those of others with the present proposer; 1 where it is no harder."""
+        own, pool = self._own.get(self.kind), pools.get(self.kind)
+        return min(1.0, own.beside(pool) / pool.goodput) if own and pool and pool.rounds else 1.0
 
     def _plain_seconds(self) -> float:
         target = self._costs()

@@ -307,6 +307,22 @@ def test_a_choice_stands_for_some_rounds_unless_it_is_gone() -> None:
     assert choice.kind == PROPOSER_UNSPECIFIED
 
 
+@pytest.mark.parametrize("part", [MODEL, SUFFIX])
+def test_a_hard_text_is_hard_for_the_parts_of_what_drafts(part: Kind) -> None:
+    """That its own rounds give less than those of others is no reason to change to what the present one is made of."""
+    choice = choice_of({BOTH: served(5), part: served(4)})
+    assert choice.kind == BOTH
+    rounds_of(choice, RoundCost(PLAIN, 0.0, 0.0, PLAIN, 1))
+    assert choice.kind == BOTH
+
+
+def test_and_not_for_another() -> None:
+    choice = choice_of({MODEL: served(5), SUFFIX: served(4)})
+    assert choice.kind == MODEL
+    rounds_of(choice, RoundCost(PLAIN, 0.0, 0.0, PLAIN, 1))
+    assert choice.kind == SUFFIX
+
+
 def test_what_is_seen_little_is_thought_better_than_it_looks() -> None:
     assert choice_of({MODEL: served(100, rounds=1000), PROPOSER_EARLY_EXIT: served(95, rounds=20)}).kind == (
         PROPOSER_EARLY_EXIT
