@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Protocol
 
@@ -10,12 +11,15 @@ import torch
 from outrider.distill.acceptance import Acceptance, measure
 from outrider.distill.batches import Batcher
 from outrider.distill.corpus import Corpus, CorpusOptions, most_frequent
+from outrider.distill.eagle import EagleStudent, eagle_config
 from outrider.distill.medusa import MedusaStudent
+from outrider.distill.states import States
 from outrider.distill.student import Learner, Student
 from outrider.distill.target import Target
-from outrider.distill.training import TrainingOptions, train
+from outrider.distill.training import Curve, TrainingOptions, train
 from outrider.lm.distilled import DistilledDraft
 from outrider.lm.engine import ModelRefused
+from outrider.lm.source import ModelSource
 
 REPORT_FILE = "report.json"
 
@@ -27,6 +31,7 @@ class DistillOptions:
     Attributes:
         layers: of the draft's own.
         heads: Medusa heads instead of a draft of layers; 0 makes that one.
+        eagle: an EAGLE head instead, of kind 1 or 3; 0 makes none.
         exit_layers: layers of the target that it runs before them and that do not learn; 0 but for a trained exit.
         kept: tokens that it can propose, the most frequent ones.
         own_head: whether its head learns and is stored; if not, it is made of the target's rows.
@@ -41,6 +46,7 @@ class DistillOptions:
     layers: int = 2
     exit_layers: int = 0
     heads: int = 0
+    eagle: int = 0
     kept: int = 8192
     own_head: bool = True
     begin_with: Path | None = None
@@ -62,10 +68,11 @@ class Progress(Protocol):
 
 @dataclass(frozen=True)
 class Report:
-    """Acceptance on held-out texts, before and after training."""
+    """Acceptance on held-out texts, before and after training, and how the loss fell between."""
 
     before: Acceptance
     after: Acceptance
+    curve: Curve = ()
 
 
 def distill(target_name: str, directory: Path, work: Path, options: DistillOptions, progress: Progress) -> Report:
@@ -86,20 +93,19 @@ def distill(target_name: str, directory: Path, work: Path, options: DistillOptio
     corpus = Corpus(work / "corpus", options.corpus)
     corpus.write(target, options.threads, lambda done, total: progress("writing text", done, total))
     del target  # training needs the room
-    texts, held_out = corpus.texts(), corpus.held_out()
+    states = _states(options, source, work, layers, progress)
+    texts, held_out = corpus.texts(states), corpus.held_out(states)
+    del states
     torch.set_num_threads(options.threads)
     torch.manual_seed(options.training.seed)
     student: Learner
-    if options.heads:
-        kept = torch.from_numpy(most_frequent(texts, vocabulary.size, options.kept))
-        student, training = MedusaStudent(source, options.heads, kept, device), options.training
-    elif begun is None:
-        kept = torch.from_numpy(most_frequent(texts, vocabulary.size, options.kept))
-        student = Student(source, depth, kept, device, options.own_head, options.exit_layers)
-        training = options.training
-    else:
+    training = options.training
+    if begun is not None:
         kept, student = begun.tensors["kept"], Student.of(begun, source, device)
-        training = replace(options.training, begun_with=begun.weights_hash())
+        training = replace(training, begun_with=begun.weights_hash())
+    else:
+        kept = torch.from_numpy(most_frequent(texts, vocabulary.size, options.kept))
+        student = _fresh(options, source, kept, device)
     batcher = Batcher(kept, vocabulary.size, device)
 
     def measured() -> Acceptance:
@@ -108,7 +114,7 @@ def distill(target_name: str, directory: Path, work: Path, options: DistillOptio
         return measure(student, batcher, held_out, options.report_tokens, lookahead)
 
     before = measured()
-    train(
+    curve = train(
         student,
         batcher,
         texts,
@@ -116,13 +122,32 @@ def distill(target_name: str, directory: Path, work: Path, options: DistillOptio
         work / "checkpoint.pt",
         lambda done, total, loss: progress("training", done, total, f"loss {loss:.3f}"),
     )
-    report = Report(before, measured())
-    if isinstance(student, MedusaStudent):
+    report = Report(before, measured(), curve)
+    if isinstance(student, MedusaStudent | EagleStudent):
         student.weights().save(directory, source.portable_name)
     elif isinstance(student, Student):
         student.draft(source, vocabulary.fingerprint).save(directory)
     (directory / REPORT_FILE).write_text(json.dumps(asdict(report), indent=2) + "\n")
     return report
+
+
+def _fresh(options: DistillOptions, source: ModelSource, kept: torch.Tensor, device: torch.device) -> Learner:
+    if options.heads:
+        return MedusaStudent(source, options.heads, kept, device)
+    if options.eagle:
+        config = eagle_config(options.eagle, source)
+        return EagleStudent(source, config, kept, options.training.positions, options.lookahead, device)
+    depth = options.exit_layers + options.layers
+    return Student(source, depth, kept, device, options.own_head, options.exit_layers)
+
+
+def _states(options: DistillOptions, source: ModelSource, work: Path, layers: int, progress: Progress) -> States | None:
+    """Where the target's states lie that the student is fed by; None when it is fed by none."""
+    if not options.eagle:
+        return None
+    fed = eagle_config(options.eagle, source).layers_of(layers)
+    part = "reading text"
+    return States(work / "states", source, fed, torch.device(options.device), partial(progress, part))
 
 
 def _begun(directory: Path | None, vocab_fingerprint: str) -> DistilledDraft | None:
