@@ -147,14 +147,17 @@ def _lessons(batch: Batch, place: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def _begin(module: EagleModule, decoder: Decoder, head: nn.Linear) -> None:
-    """Begins with the target's last layer, which makes of a state what its head understands."""
+    """Begins as the target's last layer. The first kind's is at first silent: its residual stream is the normed state,
+    much smaller than the one that the layer was made for. The third kind's goes on from the highest state."""
     _copy(module.layer, decoder.layers[-1])
-    size = decoder.embeddings.embedding_dim
-    if module.layer.self_attn.q_proj.in_features == size:
-        module.fc.weight.copy_(torch.cat([torch.eye(size), torch.eye(size)], 1))
+    own = torch.eye(decoder.embeddings.embedding_dim)
+    if module.layer.self_attn.q_proj.in_features == len(own):
+        module.layer.self_attn.o_proj.weight.zero_()
+        module.layer.mlp.down_proj.weight.zero_()
+        module.fc.weight.copy_(torch.cat([own, own], 1))
         return
-    inputs = module.fc.in_features // size
-    module.fc.weight.copy_(torch.cat([torch.eye(size) / inputs] * inputs, 1))
+    module.fc.weight.zero_()
+    module.fc.weight[:, -len(own) :] = own
     module.norm.load_state_dict(decoder.norm.state_dict())
     module.lm_head.weight.copy_(head.weight)
 
