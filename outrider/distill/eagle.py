@@ -21,6 +21,7 @@ from outrider.lm.decoder import Decoder
 from outrider.lm.distilled import reduced
 from outrider.lm.eagle_config import EagleConfig
 from outrider.lm.eagle_weights import EagleWeights
+from outrider.lm.engine import ModelRefused
 from outrider.lm.quiet import quiet
 from outrider.lm.source import ModelSource
 
@@ -45,7 +46,8 @@ _SETTINGS = (
 
 
 class EagleStudent:
-    """float32 weights; embeddings are the target's and do not learn, nor does its head, which kind 1 uses.
+    """float32 weights; embeddings are the target's and do not learn, nor does its head, which kind 1 uses. Raises
+    ModelRefused when the configuration is none for this target.
 
     Args:
         config: of what is made (`eagle_config`).
@@ -66,12 +68,23 @@ class EagleStudent:
         with quiet(lambda _fraction, _what: None):
             model = load_weights(target, load_config(target), "float32", device)
         decoder = Decoder.of(model)
+        size, llama = decoder.head.in_features, config.llama
+        if not size == llama.hidden_size == config.target_size or config.norm_before_residual:
+            raise ModelRefused("the EAGLE head was made for another target, or cannot go on learning")
         self._config, self._kept, self._positions, self._places = config, kept, positions, places
         self._embeddings = decoder.embeddings
         self._head = reduced(decoder.head, kept.long().to(device))
         self.learned = EagleModule(config, len(kept)).to(device)
         with torch.no_grad():
             _begin(self.learned, decoder, self._head)
+
+    def go_on(self, weights: EagleWeights) -> None:
+        """Takes the weights of a head that is there. Raises ModelRefused for a variant that cannot learn here."""
+        tensors = {name: it for name, it in weights.tensors.items() if name != "embed_tokens.weight"}
+        try:
+            self.learned.load_state_dict(tensors)
+        except RuntimeError as error:
+            raise ModelRefused("the EAGLE head is of a variant that cannot go on learning") from error
 
     def loss(self, batch: Batch, weights: torch.Tensor) -> torch.Tensor:
         """A scalar, over all places; `weights` [laws, k] of each law's tokens."""

@@ -10,16 +10,15 @@ import torch
 
 from outrider.distill.acceptance import Acceptance, measure
 from outrider.distill.batches import Batcher
-from outrider.distill.corpus import Corpus, CorpusOptions, most_frequent
-from outrider.distill.eagle import EagleStudent, eagle_config
+from outrider.distill.corpus import Corpus, CorpusOptions
+from outrider.distill.eagle import EagleStudent
 from outrider.distill.medusa import MedusaStudent
 from outrider.distill.states import States
-from outrider.distill.student import Learner, Student
+from outrider.distill.student import Student
+from outrider.distill.students import Begun, Making, eagle_of, kept_of, student_of
 from outrider.distill.target import Target
 from outrider.distill.training import Curve, TrainingOptions, train
-from outrider.lm.distilled import DistilledDraft
 from outrider.lm.engine import ModelRefused
-from outrider.lm.source import ModelSource
 
 REPORT_FILE = "report.json"
 
@@ -58,6 +57,12 @@ class DistillOptions:
     corpus: CorpusOptions = field(default_factory=CorpusOptions)
     training: TrainingOptions = field(default_factory=TrainingOptions)
 
+    @property
+    def making(self) -> Making:
+        """What kind of student it is about."""
+        kind = (self.layers, self.exit_layers, self.heads, self.eagle, self.own_head)
+        return Making(*kind, self.training.positions, self.lookahead)
+
 
 class Progress(Protocol):
     """Shows how far a part is."""
@@ -85,7 +90,10 @@ def distill(target_name: str, directory: Path, work: Path, options: DistillOptio
         target_name, options.dtype, device, lambda part, _what: progress("reading the target", part, 1.0)
     )
     source, vocabulary = target.source, target.vocabulary
-    begun = _begun(options.begin_with, vocabulary.fingerprint)
+    making = options.making
+    begun = None
+    if options.begin_with is not None:
+        begun = Begun.load(options.begin_with, vocabulary.fingerprint, eagle=options.eagle)
     layers = target.model.config.get_text_config(decoder=True).num_hidden_layers
     depth = options.exit_layers + options.layers
     if depth > layers or options.kept > vocabulary.size:
@@ -93,19 +101,17 @@ def distill(target_name: str, directory: Path, work: Path, options: DistillOptio
     corpus = Corpus(work / "corpus", options.corpus)
     corpus.write(target, options.threads, lambda done, total: progress("writing text", done, total))
     del target  # training needs the room
-    states = _states(options, source, work, layers, progress)
+    torch.set_num_threads(options.threads)
+    states = None
+    if eagle := eagle_of(making, source, begun):
+        fed = eagle.layers_of(layers)
+        states = States(work / "states", source, fed, device, partial(progress, "reading text"))
     texts, held_out = corpus.texts(states), corpus.held_out(states)
     del states
-    torch.set_num_threads(options.threads)
     torch.manual_seed(options.training.seed)
-    student: Learner
-    training = options.training
-    if begun is not None:
-        kept, student = begun.tensors["kept"], Student.of(begun, source, device)
-        training = replace(training, begun_with=begun.weights_hash())
-    else:
-        kept = torch.from_numpy(most_frequent(texts, vocabulary.size, options.kept))
-        student = _fresh(options, source, kept, device)
+    kept = kept_of(begun, texts, vocabulary.size, options.kept)
+    student = student_of(making, source, kept, begun, device)
+    training = replace(options.training, begun_with=begun.weights_hash if begun else "")
     batcher = Batcher(kept, vocabulary.size, device)
 
     def measured() -> Acceptance:
@@ -129,32 +135,3 @@ def distill(target_name: str, directory: Path, work: Path, options: DistillOptio
         student.draft(source, vocabulary.fingerprint).save(directory)
     (directory / REPORT_FILE).write_text(json.dumps(asdict(report), indent=2) + "\n")
     return report
-
-
-def _fresh(options: DistillOptions, source: ModelSource, kept: torch.Tensor, device: torch.device) -> Learner:
-    if options.heads:
-        return MedusaStudent(source, options.heads, kept, device)
-    if options.eagle:
-        config = eagle_config(options.eagle, source)
-        return EagleStudent(source, config, kept, options.training.positions, options.lookahead, device)
-    depth = options.exit_layers + options.layers
-    return Student(source, depth, kept, device, options.own_head, options.exit_layers)
-
-
-def _states(options: DistillOptions, source: ModelSource, work: Path, layers: int, progress: Progress) -> States | None:
-    """Where the target's states lie that the student is fed by; None when it is fed by none."""
-    if not options.eagle:
-        return None
-    fed = eagle_config(options.eagle, source).layers_of(layers)
-    part = "reading text"
-    return States(work / "states", source, fed, torch.device(options.device), partial(progress, part))
-
-
-def _begun(directory: Path | None, vocab_fingerprint: str) -> DistilledDraft | None:
-    """The draft that goes on learning. Raises ModelRefused when it is none, or one for another vocabulary."""
-    if directory is None:
-        return None
-    draft = DistilledDraft.load(directory)
-    if draft.vocab_fingerprint != vocab_fingerprint:
-        raise ModelRefused(f"{directory} was made for {draft.target}, whose vocabulary is another")
-    return draft

@@ -15,11 +15,11 @@ from outrider.distill.shard import ScoredText
 from outrider.distill.states import States
 from outrider.distill.training import train
 from outrider.lm.eagle_weights import EagleWeights
-from outrider.lm.engine import Segment
+from outrider.lm.engine import ModelRefused, Segment
 from outrider.lm.features import Tap
 from outrider.lm.load import EngineOptions, load_engine
 from outrider.lm.source import parse_source
-from tests.harness.distilling import OPTIONS, silent
+from tests.harness.distilling import OPTIONS, QUICK, silent
 from tests.harness.models import VOCAB, save_tiny
 from tests.harness.workers import int32
 
@@ -158,3 +158,21 @@ def test_from_a_target_to_a_head_that_is_saved(tmp_path: Path, kind: int) -> Non
         assert len(made.kept) == 40
     # All parts are done: the same report, from what lies there.
     assert distill(directory, tmp_path / "head", tmp_path / "work", options, silent) == report
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_head_goes_on_learning(tmp_path: Path, kind: int) -> None:
+    directory = save_tiny(tmp_path / "target", "llama")
+    options = replace(QUICK, eagle=kind, kept=40)
+    first = distill(directory, tmp_path / "first", tmp_path / "work", options, silent)
+    (tmp_path / "work" / "checkpoint.pt").unlink()
+    options = replace(options, begin_with=tmp_path / "first")
+    second = distill(directory, tmp_path / "second", tmp_path / "work", options, silent)
+    # Weights were rounded to bfloat16 between the two.
+    assert second.before.overlap == pytest.approx(first.after.overlap, abs=0.01)
+    assert second.after.overlap > second.before.overlap
+    other = save_tiny(tmp_path / "other", "llama", hidden_size=64, head_dim=16)
+    with pytest.raises(ModelRefused, match="made for another target"):
+        distill(other, tmp_path / "third", tmp_path / "elsewhere", options, silent)
+    with pytest.raises(ModelRefused, match=f"an EAGLE head of kind {kind}"):
+        distill(directory, tmp_path / "third", tmp_path / "work", replace(options, eagle=4 - kind), silent)
