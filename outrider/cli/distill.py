@@ -78,6 +78,9 @@ def distill(
         Path | None, typer.Option(help="File of questions, one a line, that half of the texts begin with.", exists=True)
     ] = None,
     epochs: Annotated[int, typer.Option(min=1, help="Turns through all texts.")] = 4,
+    batch_tokens: Annotated[
+        int, typer.Option(min=1, help="Tokens of a training step; fewer make more steps of few texts.")
+    ] = 2048,
     learning_rate: Annotated[float, typer.Option(help="Highest learning rate.")] = 2e-3,
     lookahead: Annotated[int, typer.Option(min=1, help="Block length of the acceptance report.")] = 4,
     seed: Annotated[int, typer.Option(min=0, help="Of all draws.")] = 0,
@@ -113,7 +116,13 @@ def distill(
             corpus=CorpusOptions(
                 texts=texts, seed=seed, prompts=questions, writer=WriterOptions(answer_tokens=answer_tokens)
             ),
-            training=TrainingOptions(epochs=epochs, learning_rate=learning_rate, seed=seed, positions=positions),
+            training=TrainingOptions(
+                epochs=epochs,
+                batch_tokens=batch_tokens,
+                learning_rate=learning_rate,
+                seed=seed,
+                positions=positions,
+            ),
         )
         try:
             with _Bars() as bars:
