@@ -13,7 +13,7 @@ from tests.harness.engines_lm import bare_vocabulary
 from tests.harness.models import VOCAB, tiny_config, tiny_model
 from tests.harness.wrappers import ChangedEngine, served_as
 
-SIZE, HEADS = 32, 3
+SIZE, HEADS, LAYERS = 32, 3, 3
 
 
 def random_heads(*, own: bool = True, blocks: int = 1, seed: int = 3) -> dict[str, torch.Tensor]:
@@ -57,7 +57,14 @@ def walking_target(scale: float = 30.0) -> Engine:
         model.get_output_embeddings().weight.copy_(_rows(1, scale))  # type: ignore[no-untyped-call]
     options = EngineOptions(kv_pages=1200, page_size=4)
     engine = build_engine("walking", model, bare_vocabulary(VOCAB), options, lambda _fraction, _what: None)
-    return ChangedEngine(engine, info=served_as(engine.info, _vocabulary()))
+    return ChangedEngine(engine, info=served_as(engine.info, walking_vocabulary()))
+
+
+def walking_ends(scale: float) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """What a draft may share with the walking target: (embeddings [vocab, size], the final norm's weight [size], output
+    matrix [vocab, size])."""
+    norm: torch.Tensor = tiny_model(tiny_config("llama", max_position_embeddings=512)).base_model.norm.weight  # type: ignore[assignment,union-attr]
+    return _directions(), norm, _rows(1, scale)
 
 
 def walking_heads(scale: float = 30.0) -> MedusaEngine:
@@ -70,8 +77,8 @@ def walking_heads(scale: float = 30.0) -> MedusaEngine:
         )
         tensors[f"{head}.1.weight"] = _rows(2 + head, scale)
     heads = MedusaHeads(MedusaWeights(HEADS, 1, tensors), torch.nn.Linear(SIZE, VOCAB, bias=False))
-    info = served_as(EngineInfo("heads", VOCAB, VOCAB, 64, "float32", (), ""), _vocabulary())
-    return MedusaEngine(heads, replace(info, context_length=512), 3)
+    info = served_as(EngineInfo("heads", VOCAB, VOCAB, 64, "float32", (), ""), walking_vocabulary())
+    return MedusaEngine(heads, replace(info, context_length=512), LAYERS)
 
 
 def _directions() -> torch.Tensor:
@@ -91,5 +98,5 @@ def _rows(steps: int, scale: float) -> torch.Tensor:
     return rows * scale / SIZE**0.5
 
 
-def _vocabulary() -> Vocabulary:
+def walking_vocabulary() -> Vocabulary:
     return vocabulary_of(synthetic_tokenizer(SyntheticSpec(vocab_size=VOCAB)))
