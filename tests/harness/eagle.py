@@ -183,10 +183,10 @@ def target_ends() -> tuple[torch.Tensor, torch.Tensor]:
     return torch.randn(VOCAB, SIZE, generator=generator), torch.randn(VOCAB, SIZE, generator=generator)
 
 
-def eagle_engine(kind: str, *, pages: int = 120) -> EagleEngine:
-    """Over `loaded` and `target_ends`, with pages of 4 tokens."""
+def eagle_engine(kind: str, *, pages: int = 120, ends: tuple[torch.Tensor, torch.Tensor] | None = None) -> EagleEngine:
+    """Over `loaded` and the ends of a target, `target_ends` where none are given, with pages of 4 tokens."""
     _, weights = loaded(kind)
-    words, rows = target_ends()
+    words, rows = ends or target_ends()
     head = nn.Linear(SIZE, VOCAB, bias=False)
     head.weight = nn.Parameter(rows, requires_grad=False)
     info = EngineInfo("eagle", VOCAB, VOCAB, min(200, 4 * pages), "float32", (), "")

@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 import torch
+from transformers import PreTrainedModel
 
 from outrider.lm.engine import Engine, EngineInfo
 from outrider.lm.load import EngineOptions, build_engine
@@ -46,6 +47,14 @@ def next_token(token: int) -> int:
 
 
 def walking_target(scale: float = 30.0) -> Engine:
+    """An engine over `walking_model`."""
+    options = EngineOptions(kv_pages=1200, page_size=4)
+    model, vocabulary = walking_model(scale), bare_vocabulary(VOCAB)
+    engine = build_engine("walking", model, vocabulary, options, lambda _fraction, _what: None)
+    return ChangedEngine(engine, info=served_as(engine.info, walking_vocabulary()))
+
+
+def walking_model(scale: float) -> PreTrainedModel:
     """A real tiny model that looks at its last token alone, and thinks most of `next_token`: the more, the larger
     `scale`. Its features say which token the last one is."""
     model = tiny_model(tiny_config("llama", max_position_embeddings=512))
@@ -55,16 +64,7 @@ def walking_target(scale: float = 30.0) -> Engine:
             layer.mlp.down_proj.weight.zero_()
         model.get_input_embeddings().weight.copy_(_directions())  # type: ignore[no-untyped-call]
         model.get_output_embeddings().weight.copy_(_rows(1, scale))  # type: ignore[no-untyped-call]
-    options = EngineOptions(kv_pages=1200, page_size=4)
-    engine = build_engine("walking", model, bare_vocabulary(VOCAB), options, lambda _fraction, _what: None)
-    return ChangedEngine(engine, info=served_as(engine.info, walking_vocabulary()))
-
-
-def walking_ends(scale: float) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """What a draft may share with the walking target: (embeddings [vocab, size], the final norm's weight [size], output
-    matrix [vocab, size])."""
-    norm: torch.Tensor = tiny_model(tiny_config("llama", max_position_embeddings=512)).base_model.norm.weight  # type: ignore[assignment,union-attr]
-    return _directions(), norm, _rows(1, scale)
+    return model
 
 
 def walking_heads(scale: float = 30.0) -> MedusaEngine:
