@@ -31,6 +31,7 @@ class CheckedEagle:
         wrong: what was said otherwise.
         checked: rows that were held against the formulas.
         drafted: of them, those of tokens whose own entry was made of an output.
+        remade: segments that held a whole text and what was drafted after it.
         begins: places at which sequences had their first entry.
     """
 
@@ -45,7 +46,7 @@ class CheckedEagle:
         # The tokens of each sequence, with the places that they follow.
         self._texts: dict[int, list[tuple[int, int]]] = {}
         self._alive: list[EagleSequence] = []
-        self.checked = self.drafted = 0
+        self.checked = self.drafted = self.remade = 0
         self.wrong: list[str] = []
         self.begins: set[int] = set()
 
@@ -67,6 +68,7 @@ class CheckedEagle:
         starts = [segment.sequence.length for segment in segments]
         rows = self._inner.forward(segments)
         for segment, start, logits in zip(segments, starts, rows, strict=True):
+            self.remade += not start and segment.fed is not None and len(segment.tokens) > 1 + segment.fed.end
             text = self._texts.setdefault(id(segment.sequence), [])
             parents = range(start - 1, start + len(segment.tokens) - 1) if segment.parents is None else segment.parents
             text[start:] = zip(segment.tokens.tolist(), map(int, parents), strict=True)

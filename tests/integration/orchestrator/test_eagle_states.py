@@ -106,4 +106,5 @@ async def test_where_pages_are_few_and_sessions_displace_each_other() -> None:
         said = await running.generate_all(requests(5, 30))
     assert draft.wrong == []
     assert draft.checked > 60
+    assert draft.remade > 0
     assert all(len(each.tokens) == 30 for each in said)
