@@ -17,9 +17,12 @@ from tests.harness.wrappers import served_as
 
 
 def walking_tensors(noise: float) -> dict[str, torch.Tensor]:
-    """By the public names: the more `noise`, the more of the states before a token is in what is made of it."""
+    """By the public names: the more `noise`, the more of all states before a token is in what is made of it."""
     norm: torch.Tensor = walking_model(1.0).base_model.norm.weight  # type: ignore[assignment,union-attr]
-    tensors = {name: torch.zeros_like(it) for name, it in random_eagle1().items()}
+    random = random_eagle1()
+    tensors = {name: it if "_proj" in name else torch.zeros_like(it) for name, it in random.items()}
+    tensors["layers.0.self_attn.o_proj.weight"] *= noise / 10
+    tensors["layers.0.mlp.down_proj.weight"] *= 0
     tensors["layers.0.post_attention_layernorm.weight"] += 1
     shaken = torch.randn(SIZE, SIZE, generator=torch.Generator().manual_seed(5)) / SIZE**0.5
     # The words have length 1, normed states the square root of their size.
