@@ -98,7 +98,7 @@ class EagleEngine:
         return list(torch.split(logits, [it.rows for it in work]))
 
     def _outputs(self, work: Sequence[Work]) -> list[torch.Tensor]:
-        """Appends everything; of each work the outputs of its entries, [n, size]."""
+        """Appends everything; of each work the outputs of its entries, [n, hidden size]."""
         made: list[list[torch.Tensor]] = [[] for _ in work]
         for turn in range(max((len(it.parts) for it in work), default=0)):
             parts = {index: it.parts[turn] for index, it in enumerate(work) if turn < len(it.parts)}
@@ -119,7 +119,7 @@ class EagleEngine:
         return torch.split(outputs, [len(part.tokens) for part in parts])
 
     def _states(self, parts: Sequence[Part]) -> torch.Tensor:
-        """[n, size]: what each entry is made of beside its token."""
+        """[n, hidden size]: what each entry is made of beside its token."""
         given = [part.features for part in parts if len(part.features)]
         of_target = iter(_split(self._head.taken(torch.cat(given).to(self._head.device)), given) if given else ())
         rows: list[torch.Tensor] = []

@@ -14,7 +14,6 @@ from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRMSNorm, LlamaRotaryEmbedding
 
 from outrider.lm.attention import Paged
-from outrider.lm.distilled import reduced
 from outrider.lm.eagle_weights import EagleWeights, layer_name
 from outrider.lm.fused import FusedLayer, RmsNorm
 from outrider.lm.kv_storage import LayerShape
@@ -27,7 +26,6 @@ class EagleHead:
 
     Attributes:
         shape: what its layer keeps.
-        size: elements of its own states.
 
     Args:
         embeddings: [target rows, hidden size] of the target, for a head without its own.
@@ -39,25 +37,21 @@ class EagleHead:
         config, self._like = weights.config, head.weight.new_empty(0)
         llama, kept = config.llama, weights.kept
         tensors = {name: tensor.to(self._like) for name, tensor in weights.tensors.items()}
-        self.size, self._third, self._normed = llama.hidden_size, config.kind == 3, config.norm_before_residual
+        self._third, self._normed = config.kind == 3, config.norm_before_residual
         self.shape = _shape(llama, self._like.dtype)
         self._embeddings = tensors.get("embed_tokens.weight", embeddings)
         self._rotary = LlamaRotaryEmbedding(llama).to(self._like.device)
         self._project = _linear(tensors, "fc", pack=pack)
-        layer, norms = _layer(weights, tensors), {}
-        self._layer = FusedLayer(layer, self.shape, pack=pack)
+        self._layer = FusedLayer(_layer(weights, tensors), self.shape, pack=pack)
         if self._third:
-            for name in (f"{layer_name(3)}.hidden_norm", "norm"):
-                norms[name] = _norm(tensors[f"{name}.weight"], llama.rms_norm_eps)
-            self._before_states, self._before_head = norms.values()
-        own = _linear(tensors, "lm_head", pack=False) if "lm_head.weight" in tensors else head
-        if kept is None:
-            self._head: Any = pack_linear(own) if pack else own
+            names = (f"{layer_name(3)}.hidden_norm.weight", "norm.weight")
+            self._before_states, self._before_head = (_norm(tensors[it], llama.rms_norm_eps) for it in names)
+        if "lm_head.weight" in tensors:
+            self._head: Any = _linear(tensors, "lm_head", pack=pack)
         else:
-            kept = kept.to(self._like.device)
-            rows = own if "lm_head.weight" in tensors else reduced(head, kept)
-            self._head = ReducedHead(rows, kept, llama.vocab_size)
-            self._head.linear = pack_linear(rows) if pack else rows
+            self._head = pack_linear(head) if pack else head
+        if kept is not None:
+            self._head = ReducedHead(self._head, kept.to(self._like.device), llama.vocab_size)
 
     @property
     def device(self) -> torch.device:
@@ -71,14 +65,15 @@ class EagleHead:
         return made
 
     def taken(self, features: torch.Tensor) -> torch.Tensor:
-        """[n, layers * target's hidden size] of the target's features to states [n, size]."""
+        """[n, layers * target's hidden size] of the target's features to states [n, hidden size]."""
         features = features.to(self._like)
         return self._project(features) if self._third else features
 
     def outputs(
         self, tokens: torch.Tensor, states: torch.Tensor, positions: torch.Tensor, paged: Paged
     ) -> torch.Tensor:
-        """The states after tokens [n], given those before them [n, size], at positions [n]: [n, size]."""
+        """The states after tokens [n], given those before them [n, hidden size], at positions [n]:
+        [n, hidden size]."""
         words = embedding(tokens, self._embeddings)
         cos, sin = (it[0, :, None] for it in self._rotary(words, positions[None]))
         turns = self._layer.rotations(cos, sin)
@@ -90,7 +85,7 @@ class EagleHead:
         return self._layer.run_on(normed if self._normed else states, inputs, *turns, paged)
 
     def logits(self, outputs: torch.Tensor) -> torch.Tensor:
-        """[n, size] to [n, rows]."""
+        """[n, hidden size] to [n, rows]."""
         logits: torch.Tensor = self._head(self._before_head(outputs) if self._third else outputs)
         return logits
 

@@ -28,14 +28,12 @@ class TargetEnds:
     """What such drafts share with their target, which is never read as a whole.
 
     Attributes:
-        name: of the target.
         embeddings: [rows, hidden size].
         head: its output matrix.
         layers: how many it has.
         info: of its vocabulary, with the longest context and the numeric type.
     """
 
-    name: str
     embeddings: torch.Tensor
     head: nn.Linear
     layers: int
@@ -79,6 +77,8 @@ def _require_fit(weights: EagleWeights, ends: TargetEnds, directory: Path) -> No
         why = f"whose layers {', '.join(map(str, layers))} feed it, of which this one has {ends.layers}"
     elif rows < ends.info.vocab_size:
         why = f"with a vocabulary of {rows} tokens, and not {ends.info.vocab_size}"
+    elif config.llama.hidden_size != hidden_size and "lm_head.weight" not in weights.tensors:
+        raise ModelRefused(f"the EAGLE head in {directory} has neither an output matrix nor states for the target's")
     elif len(layers) > MAX_FEATURE_LAYERS:
         raise ModelRefused(f"{directory} is fed by {len(layers)} layers, more than {MAX_FEATURE_LAYERS}")
     else:
@@ -116,4 +116,4 @@ def _ends(target: str, what: str, options: EngineOptions) -> Iterator[TargetEnds
             token_hashes=vocabulary.token_hashes[: 4 * size],
             tokenizer=vocabulary.tokenizer,
         )
-        yield TargetEnds(source.name, embeddings.weight.detach(), head, layers, info)
+        yield TargetEnds(embeddings.weight.detach(), head, layers, info)
