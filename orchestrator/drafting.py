@@ -5,9 +5,8 @@ Whatever goes wrong here is never an error: the round runs without a block, and 
 
 import asyncio
 import time
-from dataclasses import dataclass
-from typing import TypeAlias
 
+from orchestrator.block_reading import Bounds, Unusable, legal, read_block
 from orchestrator.choosing import ProposerChoice, Served, observe, told
 from orchestrator.costs import RoundCost
 from orchestrator.feeding import FeatureFeed, States, Wanted
@@ -17,6 +16,7 @@ from orchestrator.lookahead import DraftHistory, SessionLookahead
 from orchestrator.metrics import Metrics
 from orchestrator.pool import DraftPool
 from orchestrator.prefix import PeerPrefix, TokenBuffer
+from orchestrator.proposal import Proposal, Reason, no_block
 from orchestrator.request import GenerationPlan
 from orchestrator.running import being_cancelled
 from orchestrator.stats import RoundStats, micros_since
@@ -24,21 +24,12 @@ from orchestrator.turn import Turn
 from outrider.law.audit import Claim
 from outrider.law.noise import RoundNoise
 from outrider.law.params import to_law_spec
-from outrider.law.sparse import Int32Array, SparseLaw
-from outrider.law.tree import Tree
 from outrider.lm.grammars import SessionGrammar
-from outrider.net.arrays import ArrayError, int32s, law_from_message, to_bytes
-from outrider.net.bounds import DEFAULT_LAW_TOP, MAX_LOOKAHEAD
+from outrider.net.arrays import to_bytes
 from outrider.net.errors import OutriderError, from_status
 from outrider.v1 import draft_pb2, orchestrator_pb2, types_pb2
 from outrider.v1.draft_pb2 import DraftCommand, DraftEvent, Proposer
-from outrider.v1.orchestrator_pb2 import PlainReason
 from outrider.v1.types_pb2 import Features
-
-Reason: TypeAlias = PlainReason.ValueType
-
-_NO_TOKENS = int32s(b"", "tokens")
-_NO_LAW = SparseLaw.concatenate([])
 
 # What makes the blocks of PROPOSER_SUFFIX_OR_MODEL.
 _EITHER = {draft_pb2.PROPOSER_SUFFIX, draft_pb2.PROPOSER_MODEL}
@@ -48,39 +39,6 @@ _SHORT_GAP = 32
 
 # The state at the worker is gone or wrong: open the session anew with the next command.
 _LOST = {types_pb2.ERROR_REASON_SESSION_NOT_FOUND, types_pb2.ERROR_REASON_PREFIX_MISMATCH}
-
-
-@dataclass(frozen=True)
-class Proposal:
-    """A block that passed the audit, or the reason why there is none.
-
-    Attributes:
-        tokens: [lookahead] int32.
-        law: the laws that they were drawn from; without rows where the acceptance rule looks at none.
-        reason: unspecified exactly when there are tokens.
-        tree: the shape; None for a chain.
-    """
-
-    tokens: Int32Array
-    law: SparseLaw
-    reason: Reason = orchestrator_pb2.PLAIN_REASON_UNSPECIFIED
-    tree: Tree | None = None
-
-    def head(self, count: int) -> "Proposal":
-        """The first tokens of the block. Where it is cut does not depend on them, so the output's law stays."""
-        if count == len(self.tokens):
-            return self
-        if count == 0:
-            return no_block(orchestrator_pb2.PLAIN_REASON_DISABLED)
-        if self.tree is None:
-            return Proposal(self.tokens[:count], self.law.head(count))
-        law = self.tree.law_of_head(self.law, count) if len(self.law.sizes) else self.law
-        return Proposal(self.tokens[:count], law, tree=self.tree.head(count))
-
-
-def no_block(reason: Reason) -> Proposal:
-    """A round without a block."""
-    return Proposal(_NO_TOKENS, _NO_LAW, reason)
 
 
 class Drafting:
@@ -289,7 +247,7 @@ class Drafting:
         if self._catching_up is not None and _came_to_nothing(self._catching_up):
             link.breaker.failure()
         self._catching_up = None
-        trees = link.trees[self._plan.proposer, self._plan.acceptance, nodes] if nodes > 1 else None
+        trees = link.trees[self._kind, self._plan.acceptance, nodes] if nodes > 1 else None
         lookahead = self._lookahead.choose(self._history(link), room, trees)
         if lookahead == 0:
             self._reason = orchestrator_pb2.PLAIN_REASON_NO_GAIN
@@ -332,6 +290,8 @@ class Drafting:
         if not self._pending.cancelled():
             self._moved_bytes += command.ByteSize()
             self._peer.known = len(tokens)
+            if lookahead:
+                self._feed.told()
         if pushed is not None:
             self._told, self._pending = self._pending, _resolved(pushed)
 
@@ -351,11 +311,12 @@ class Drafting:
             self._peer.lost()
         if self._peer.known == 0:
             command.open.CopyFrom(self._open(tokens, lookahead, nodes))
+            self._feed.untold()
             if lookahead:
-                _feed(command.open, self._feed.message(opens=True))
+                _feed(command.open, self._feed.message())
         else:
             if lookahead:
-                _feed(command.advance, self._feed.message(opens=False))
+                _feed(command.advance, self._feed.message())
             command.advance.base_length = len(tokens)
             command.advance.tokens, command.advance.prefix_hash = self._peer.suffix(tokens)
             command.advance.lookahead, command.advance.max_nodes = lookahead, nodes
@@ -403,7 +364,9 @@ class Drafting:
         """Asks a second worker. When it is the first to answer with a block, it becomes the session's."""
         command = self._new_command()
         command.open.CopyFrom(self._open(tokens, self._asked, self._nodes))
-        _feed(command.open, self._feed.message(opens=True))
+        self._feed.untold()
+        _feed(command.open, self._feed.message())
+        self._feed.told()
         second = spare.request(command, tokens)
         stats.wire_bytes += command.ByteSize()
         won = False
@@ -454,24 +417,16 @@ class Drafting:
             stats.proposer = block.proposer
         assert self._link is not None
         assert self._link.model is not None
-        vocab_size, by_token = self._link.model.vocab_size, self._plan.judged_by_token
+        bounds = Bounds(self._asked, self._nodes, pushed, self._link.model.vocab_size)
         try:
-            tokens = int32s(block.tokens, "block.tokens")
-            tree = _shape(block)
-            if self._too_long(len(tokens), tree, pushed=pushed):
-                return self._invalid("wrong_length")
-            top = self._plan.law_top or DEFAULT_LAW_TOP
-            law = _NO_LAW if by_token else law_from_message(block.law, len(tokens), top, tree=tree is not None)
-        except ArrayError:
-            return self._invalid("malformed")
-        # A negative id is a large one: a single comparison sees both.
-        if len(tokens) and tokens.view("<u4").max() >= vocab_size:
-            return self._invalid("token_outside_vocabulary")
-        claim = Claim(tokens, law, RoundNoise(self._plan.seed, event.base_length), vocab_size, tree)
+            tokens, law, tree = read_block(block, self._plan, bounds)
+        except Unusable as error:
+            return self._invalid(error.label)
+        claim = Claim(tokens, law, RoundNoise(self._plan.seed, event.base_length), bounds.vocab_size, tree)
         # A rule that compares tokens trusts the draft in nothing: there is nothing to audit.
-        if len(tokens) and not by_token and await self._audits.result(claim) is not None:
+        if len(tokens) and not self._plan.judged_by_token and await self._audits.result(claim) is not None:
             return self._invalid("audit")
-        if not self._allowed(tokens, tree):
+        if self._grammar and self._committed and not legal(self._grammar, self._committed.view(), tokens, tree):
             return self._invalid("grammar")
         self._link.breaker.success()
         if not len(tokens):
@@ -481,20 +436,6 @@ class Drafting:
         if tree is not None:
             return Proposal(tokens, law, tree=tree)
         return Proposal(tokens, law).head(min(len(tokens), self._asked))
-
-    def _too_long(self, count: int, tree: Tree | None, *, pushed: bool) -> bool:
-        """Whether a block is more than was asked for."""
-        if tree is None:
-            return count > (MAX_LOOKAHEAD if pushed else self._asked)
-        return pushed or len(tree.parents) != count or count > self._nodes or tree.depth > self._asked
-
-    def _allowed(self, tokens: Int32Array, tree: Tree | None) -> bool:
-        """Whether the session's language allows the whole block."""
-        if self._grammar is None or self._committed is None:
-            return True
-        paths = [tokens] if tree is None else [tokens[list(tree.path(leaf))] for leaf in tree.leaves()]
-        committed = self._committed.view()
-        return all(self._grammar.legal(committed, path) == len(path) for path in paths)
 
     def _refused(self, error: OutriderError) -> Proposal:
         if error.reason == types_pb2.ERROR_REASON_CONTEXT_EXCEEDED:
@@ -530,17 +471,6 @@ class Drafting:
 def _feed(action: draft_pb2.Open | draft_pb2.Advance, features: Features | None) -> None:
     if features is not None:
         action.features.CopyFrom(features)
-
-
-def _shape(block: draft_pb2.Block) -> Tree | None:
-    """Raises ArrayError where the parents are no tree."""
-    if not block.parents:
-        return None
-    parents = int32s(block.parents, "block.parents")
-    try:
-        return Tree.of(parents)
-    except ValueError as error:
-        raise ArrayError(str(error)) from error
 
 
 def _resolved(event: DraftEvent) -> "asyncio.Future[DraftEvent]":

@@ -8,8 +8,8 @@ import numpy as np
 import torch
 
 from orchestrator.acceptance import BY_LAW, Block, Outcome, accept, accept_each
-from orchestrator.drafting import Proposal
 from orchestrator.logprobs import TokenLogprobs, of_logits, of_round
+from orchestrator.proposal import Proposal
 from orchestrator.request import GenerationPlan
 from orchestrator.stats import RoundStats, micros_since
 from orchestrator.turn import Turn

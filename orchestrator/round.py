@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from itertools import zip_longest
 
 from orchestrator.acceptance import Outcome
-from orchestrator.drafting import Proposal
 from orchestrator.feeding import committed
 from orchestrator.judge import Judge
 from orchestrator.logprobs import TokenLogprobs
 from orchestrator.metrics import Metrics
+from orchestrator.proposal import Proposal
 from orchestrator.session import Scored, Session
 from orchestrator.stats import RoundStats, micros_since
 from orchestrator.store.base import SessionStore

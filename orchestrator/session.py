@@ -5,9 +5,10 @@ import time
 from typing import TypeAlias
 
 from orchestrator.costs import round_cost
-from orchestrator.drafting import Drafting, Proposal
+from orchestrator.drafting import Drafting
 from orchestrator.lookahead import SessionLookahead
 from orchestrator.prefix import TokenBuffer
+from orchestrator.proposal import Proposal
 from orchestrator.request import GenerationPlan
 from orchestrator.stats import RoundStats
 from orchestrator.text.output import Kept, Output

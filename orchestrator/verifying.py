@@ -8,12 +8,12 @@ import numpy as np
 import torch
 
 from orchestrator.costs import TargetCosts
-from orchestrator.drafting import Proposal
 from orchestrator.feeding import States, Wanted, features_of
 from orchestrator.links.target import TargetLink
 from orchestrator.metrics import Metrics
 from orchestrator.pool import TargetPool
 from orchestrator.prefix import PeerPrefix, TokenBuffer
+from orchestrator.proposal import Proposal
 from orchestrator.request import GenerationPlan
 from orchestrator.stats import RoundStats, micros_since
 from orchestrator.tenants import ANYONE, Caller

@@ -46,9 +46,11 @@ async def test_the_output_is_the_same_with_drafting_ahead_and_without(
     for request in requests if proposer == PROPOSER_PREDICTION else ():
         request.speculation.prediction = PREDICTION
     found: list[list[Generation]] = []
+    # Long enough for a block of a model to be there before the round is over, on any machine.
+    pass_ms = 20.0 if proposer == PROPOSER_MODEL else 2.0
     for blocks in (0, 2):
         async with start_system(
-            synthetic(order=2, pass_ms=2.0),
+            synthetic(order=2, pass_ms=pass_ms),
             synthetic(order=2, noise=0.4),
             proposers="model,prompt_lookup,prediction,suffix",
             ahead_blocks=blocks,

@@ -1,12 +1,21 @@
 """Settings that the orchestrator refuses, before it loads or opens anything."""
 
+from collections.abc import Iterator
+
 import pytest
 
 from orchestrator.__main__ import serve
 from orchestrator.config import OrchestratorConfig
 from outrider.process import run_process
+from tests.harness.logs import restored_logging
 
 TOKENIZER = "--tokenizer=synthetic:vocab_size=4"
+
+
+@pytest.fixture(autouse=True)
+def _logging_as_before() -> Iterator[None]:
+    with restored_logging():
+        yield
 
 
 @pytest.mark.parametrize(

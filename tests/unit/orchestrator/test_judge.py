@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from orchestrator.acceptance import Block, Outcome
-from orchestrator.drafting import Proposal
 from orchestrator.judge import Judge, decide
+from orchestrator.proposal import Proposal
 from orchestrator.stats import RoundStats
 from orchestrator.verifying import Rows, Verified
 from outrider.law.rows import SupportRows
