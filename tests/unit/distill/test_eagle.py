@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from outrider.distill.batches import Batch, Batcher
+from outrider.distill.corpus import Corpus
 from outrider.distill.eagle import EagleStudent, eagle_config
 from outrider.distill.eagle_layer import EagleModule
 from outrider.distill.run import distill
@@ -16,8 +17,9 @@ from outrider.distill.states import States
 from outrider.distill.training import train
 from outrider.lm.eagle_weights import EagleWeights
 from outrider.lm.engine import ModelRefused, Segment
-from outrider.lm.features import Tap
+from outrider.lm.features import FeatureWindow, Tap
 from outrider.lm.load import EngineOptions, load_engine
+from outrider.lm.load_heads import load_eagle
 from outrider.lm.source import parse_source
 from tests.harness.distilling import OPTIONS, QUICK, silent
 from tests.harness.models import VOCAB, save_tiny
@@ -158,6 +160,36 @@ def test_from_a_target_to_a_head_that_is_saved(tmp_path: Path, kind: int) -> Non
         assert len(made.kept) == 40
     # All parts are done: the same report, from what lies there.
     assert distill(directory, tmp_path / "head", tmp_path / "work", options, silent) == report
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_head_is_served_as_it_was_measured(tmp_path: Path, kind: int) -> None:
+    directory = save_tiny(tmp_path / "target", "llama_tied")
+    options = replace(OPTIONS, eagle=kind, kept=VOCAB, training=replace(OPTIONS.training, positions=2))
+    report = distill(directory, tmp_path / "head", tmp_path / "work", options, silent)
+    served = EngineOptions(kv_pages=400, dtype="float32")
+    target, head = load_engine(directory, served), load_eagle(tmp_path / "head", directory, served)
+    assert head.info.feeding is not None
+    passes = 0
+    for text in Corpus(tmp_path / "work" / "corpus", OPTIONS.corpus).held_out():
+        said, at = text.tokens, 2
+        tap = Tap(head.info.feeding.layers, 0)
+        target.forward([Segment(target.open(said[:1]), said, 1, tap=tap)])
+        while at + OPTIONS.lookahead < len(said):
+            window = FeatureWindow(at)
+            window.take(0, tap.states()[: at - 1])
+            sequence, fed, right = head.open(said[:1]), said[:at], 0
+            while right < OPTIONS.lookahead:
+                (rows,) = head.forward([Segment(sequence, fed, 1, fed=window)])
+                fed = int32([int(rows[0].argmax())])
+                if fed[0] != said[at + right]:
+                    break
+                right += 1
+            sequence.free()
+            at, passes = at + right + 1, passes + 1
+    # Served weights and features are rounded to bfloat16: near-ties may fall the other way.
+    assert passes == pytest.approx(report.after.passes, rel=0.1)
+    assert report.after.accepted[1] > 0, "no block came to its second place"
 
 
 @pytest.mark.parametrize("kind", KINDS)
