@@ -16,6 +16,7 @@ PROPOSERS: dict[str, Proposer.ValueType] = {
     "prompt_lookup": draft_pb2.PROPOSER_PROMPT_LOOKUP,
     "prediction": draft_pb2.PROPOSER_PREDICTION,
     "medusa": draft_pb2.PROPOSER_MEDUSA,
+    "eagle": draft_pb2.PROPOSER_EAGLE,
     "suffix": draft_pb2.PROPOSER_SUFFIX,
     "suffix_or_model": draft_pb2.PROPOSER_SUFFIX_OR_MODEL,
 }
@@ -41,11 +42,13 @@ class DraftConfig(WorkerConfig):
 
     proposers: str = Field(
         "model,prediction",
-        description="what to offer: model, early_exit, medusa, prompt_lookup, prediction, suffix, suffix_or_model",
+        description="what to offer: model, early_exit, medusa, eagle, prompt_lookup, prediction, suffix, "
+        "suffix_or_model",
     )
     early_exit_layers: int = Field(0, ge=0, description="layers of the model that early_exit runs")
     early_exit: str = Field("", description="directory of a trained exit that early_exit runs instead of bare layers")
     medusa: str = Field("", description="directory of the target's Medusa heads; the model is the target then")
+    eagle: str = Field("", description="directory of the target's EAGLE head; the model is the target then")
     ahead_blocks: int = Field(
         2, ge=0, le=8, description="blocks of a session drafted ahead of what is known to be committed; 0: none"
     )
@@ -103,6 +106,10 @@ class DraftConfig(WorkerConfig):
             raise ValueError("early_exit needs one of --early-exit-layers and --early-exit")
         if (draft_pb2.PROPOSER_MEDUSA in self.kinds) != bool(self.medusa):
             raise ValueError("the proposer medusa and --medusa go together")
+        if (draft_pb2.PROPOSER_EAGLE in self.kinds) != bool(self.eagle):
+            raise ValueError("the proposer eagle and --eagle go together")
+        if self.medusa and self.eagle:
+            raise ValueError("medusa and eagle are fed with other features: a worker offers one of them")
         if draft_pb2.PROPOSER_SUFFIX_OR_MODEL in self.kinds and draft_pb2.PROPOSER_MODEL not in self.kinds:
             raise ValueError("suffix_or_model needs the proposer model beside it")
         if self.suffix_history and not COPYING_SUFFIXES & {*self.kinds}:

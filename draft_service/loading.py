@@ -11,7 +11,7 @@ from draft_service.translation.engine import TranslatedEngine
 from draft_service.translation.vocabularies import Vocabularies
 from outrider.lm.configured import configured_engine, engine_options
 from outrider.lm.engine import Engine, EngineInfo, ModelRefused
-from outrider.lm.load_heads import load_medusa
+from outrider.lm.load_heads import load_eagle, load_medusa
 from outrider.lm.source import SourceKind, parse_source
 from outrider.lm.tokenizer import load_tokenizer, vocabulary_of
 from outrider.v1 import draft_pb2
@@ -22,7 +22,9 @@ log = logging.getLogger(__name__)
 # What the worker holds at most when nothing that runs a model is on offer and no context length is configured.
 _LOOKUP_CONTEXT = 1 << 20
 
-_RUN_A_MODEL = {draft_pb2.PROPOSER_MODEL, draft_pb2.PROPOSER_EARLY_EXIT, draft_pb2.PROPOSER_MEDUSA}
+# Those that are fed by the target.
+_FED = {draft_pb2.PROPOSER_MEDUSA, draft_pb2.PROPOSER_EAGLE}
+_RUN_A_MODEL = {draft_pb2.PROPOSER_MODEL, draft_pb2.PROPOSER_EARLY_EXIT} | _FED
 
 
 def load_engines(config: DraftConfig) -> Engines:
@@ -36,8 +38,11 @@ def load_engines(config: DraftConfig) -> Engines:
 def _engine(kind: Proposer.ValueType, config: DraftConfig) -> Engine:
     if kind == draft_pb2.PROPOSER_MODEL:
         return configured_engine(config, target=config.target_model)
-    if kind == draft_pb2.PROPOSER_MEDUSA:
-        return load_medusa(Path(config.medusa), config.target_model or config.model, engine_options(config))
+    if kind in _FED:
+        target, options = config.target_model or config.model, engine_options(config)
+        if kind == draft_pb2.PROPOSER_MEDUSA:
+            return load_medusa(Path(config.medusa), target, options)
+        return load_eagle(Path(config.eagle), target, options)
     if config.early_exit:
         # It stands on the first layers of the target, whose weights are read from where the target's are.
         exit_of = config.model_copy(update={"model": config.early_exit})

@@ -210,9 +210,9 @@ class DraftScheduler:
             return prepared
         session.rebase(ask.base_length, ask.tokens, ask.prefix_hash)
         feeding = self._proposers[law.kind].feeding
-        if feeding is not None and limit:
+        if feeding is not None:
             limit = min(limit, feeding.longest or limit)
-            _feed(session, ask, feeding)
+            _feed(session, ask, feeding, needed=limit > 0)
         job = Job(ask, law, session, limit, next(self._numbers))
         if limit and ask.nodes and not isinstance(self._proposers[law.kind], TranslatingProposer):
             job.growth = Growth(job.noise, ask.nodes, limit)
@@ -299,14 +299,22 @@ class DraftScheduler:
         self.load = EngineLoad(sessions, used, total, shared)
 
 
-def _feed(session: Session[Key], ask: Ask, feeding: Feeding) -> None:
-    """Raises OutriderError SESSION_NOT_FOUND when the target's features do not reach up to the last token but one."""
-    if ask.law is not None or session.features is None:
-        session.features = FeatureWindow(feeding.window)
+def _feed(session: Session[Key], ask: Ask, feeding: Feeding, *, needed: bool) -> None:
+    """Takes in the target's features. What was made without them is to be computed again; all of it, where they leave a
+    gap.
+
+    Raises OutriderError SESSION_NOT_FOUND when they are needed and do not reach up to the last token but one.
+    """
+    before = session.features
+    session.recompute(1 + before.end if before is not None else 0)
+    features = FeatureWindow(feeding.window) if ask.law is not None or before is None else before
+    session.features = features
     if ask.features is not None:
-        session.features.take(*ask.features)
-    if session.features.end != ask.base_length - 1 or not len(session.features.states):
-        message = f"the target's features end before position {session.features.end}, not {ask.base_length - 1}"
+        features.take(*ask.features)
+    if features.start >= session.cached:
+        session.recompute(0)
+    if needed and (features.end != ask.base_length - 1 or not len(features.states)):
+        message = f"the target's features end before position {features.end}, not {ask.base_length - 1}"
         raise OutriderError(types_pb2.ERROR_REASON_SESSION_NOT_FOUND, message)
 
 

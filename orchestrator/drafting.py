@@ -290,6 +290,8 @@ class Drafting:
         if not self._pending.cancelled():
             self._moved_bytes += command.ByteSize()
             self._peer.known = len(tokens)
+            if lookahead:
+                self._feed.told()
         if pushed is not None:
             self._told, self._pending = self._pending, _resolved(pushed)
 
@@ -309,11 +311,12 @@ class Drafting:
             self._peer.lost()
         if self._peer.known == 0:
             command.open.CopyFrom(self._open(tokens, lookahead, nodes))
+            self._feed.untold()
             if lookahead:
-                _feed(command.open, self._feed.message(opens=True))
+                _feed(command.open, self._feed.message())
         else:
             if lookahead:
-                _feed(command.advance, self._feed.message(opens=False))
+                _feed(command.advance, self._feed.message())
             command.advance.base_length = len(tokens)
             command.advance.tokens, command.advance.prefix_hash = self._peer.suffix(tokens)
             command.advance.lookahead, command.advance.max_nodes = lookahead, nodes
@@ -361,7 +364,9 @@ class Drafting:
         """Asks a second worker. When it is the first to answer with a block, it becomes the session's."""
         command = self._new_command()
         command.open.CopyFrom(self._open(tokens, self._asked, self._nodes))
-        _feed(command.open, self._feed.message(opens=True))
+        self._feed.untold()
+        _feed(command.open, self._feed.message())
+        self._feed.told()
         second = spare.request(command, tokens)
         stats.wire_bytes += command.ByteSize()
         won = False

@@ -75,8 +75,9 @@ class FeatureFeed:
         if self._feeding is None or self._asleep:
             return None
         self._waits = True
-        follows = self._window.end == base_length - 1 and base_length > 1
-        return Wanted(self._feeding, base_length - 1 if follows else max(0, base_length - self._feeding.window))
+        # What is known already is not computed again.
+        known = self._window.end if len(self._window.states) and self._window.end < base_length else 0
+        return Wanted(self._feeding, max(known, base_length - self._feeding.window, 0))
 
     def take(self, states: States | None) -> None:
         """Those of the tokens that were committed in a round; None where the target has brought none."""
@@ -89,10 +90,17 @@ class FeatureFeed:
         self._asleep = False
         return self._feeding is None or (self._window.end == base_length - 1 and len(self._window.states) > 0)
 
-    def message(self, *, opens: bool) -> Features | None:
-        """What the next command brings; the worker has it then."""
+    def untold(self) -> None:
+        """The worker begins anew, without any."""
+        self._sent = 0
+
+    def told(self) -> None:
+        """The worker has taken the message."""
+        self._sent = self._window.end
+
+    def message(self) -> Features | None:
+        """What the worker lacks."""
         if self._feeding is None:
             return None
-        start, states = self._window.after(0 if opens else self._sent)
-        self._sent = self._window.end
+        start, states = self._window.after(self._sent)
         return features_message(states, start)

@@ -97,9 +97,10 @@ class ModelProposer:
         self._draw([self._finish_step(job, work) for job, work in steps if work is not refused and not work.remaining])
 
     def _work(self, job: Job) -> Work:
-        """The positions of the job's present step; without a token wanted, those that are not cached yet."""
+        """The positions of the job's present step; without a token wanted, those that are not cached yet, where they
+        can be computed before the features for a block come."""
         if job.work is None:
-            goal = job.session.length
+            goal = job.session.length if job.limit or self.feeding is None else job.session.cached
             rows = 0 if not job.limit else 1 if job.growth is None else len(job.growth.level)
             job.work = Work(job.session, goal, goal - rows, job.number, traceparent=job.ask.traceparent)
         return job.work

@@ -18,6 +18,7 @@ class ProposerName(StrEnum):
     model = "model"
     early_exit = "early_exit"
     medusa = "medusa"
+    eagle = "eagle"
     prompt_lookup = "prompt_lookup"
     prediction = "prediction"
     suffix = "suffix"
@@ -38,6 +39,7 @@ PROPOSERS: "dict[ProposerName, draft_pb2.Proposer.ValueType]" = {
     ProposerName.model: draft_pb2.PROPOSER_MODEL,
     ProposerName.early_exit: draft_pb2.PROPOSER_EARLY_EXIT,
     ProposerName.medusa: draft_pb2.PROPOSER_MEDUSA,
+    ProposerName.eagle: draft_pb2.PROPOSER_EAGLE,
     ProposerName.prompt_lookup: draft_pb2.PROPOSER_PROMPT_LOOKUP,
     ProposerName.prediction: draft_pb2.PROPOSER_PREDICTION,
     ProposerName.suffix: draft_pb2.PROPOSER_SUFFIX,
@@ -81,6 +83,7 @@ EarlyExit = Annotated[
     str, typer.Option(help="Trained exit of the target that the early_exit draft runs instead.", metavar="DIR")
 ]
 Medusa = Annotated[str, typer.Option(help="Directory of the target's Medusa heads.", metavar="DIR")]
+Eagle = Annotated[str, typer.Option(help="Directory of the target's EAGLE head.", metavar="DIR")]
 Threads = Annotated[int, typer.Option(min=0, help="CPU threads of the worker's model; 0 leaves the choice.")]
 MeasureThreads = Annotated[
     bool,

@@ -43,6 +43,7 @@ class SystemOptions:
         early_exit_layers: layers of the early exit.
         early_exit: directory of a trained exit, which runs instead.
         medusa: directory of the target's Medusa heads.
+        eagle: directory of the target's EAGLE head.
         ahead_blocks: blocks that the draft worker drafts ahead; 0 on one machine, where it would take from the target.
         target_threads, draft_threads: CPU threads of the models; 0 takes `fair_threads`.
         host, port: where the orchestrator listens; port 0 chooses a free one.
@@ -57,6 +58,7 @@ class SystemOptions:
     early_exit_layers: int = 0
     early_exit: str = ""
     medusa: str = ""
+    eagle: str = ""
     ahead_blocks: int = 0
     dtype: str = ""
     device: str = ""
@@ -179,7 +181,7 @@ def _draft(options: SystemOptions) -> Command:
     # The client's own prediction costs the worker nothing to offer.
     offered = dict.fromkeys((*options.proposers, ProposerName.prediction.value))
     flags |= {"proposers": ",".join(offered), "early-exit-layers": options.early_exit_layers}
-    flags |= {"early-exit": options.early_exit, "medusa": options.medusa}
+    flags |= {"early-exit": options.early_exit, "medusa": options.medusa, "eagle": options.eagle}
     flags |= {"ahead-blocks": str(options.ahead_blocks)}
     flags |= {"target-model": options.target}  # a distilled draft shares its embeddings
     return _service("draft", "draft_service", flags)

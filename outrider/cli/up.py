@@ -12,6 +12,7 @@ from outrider.cli.options import (
     DEFAULT_PORT,
     Device,
     Dtype,
+    Eagle,
     EarlyExit,
     EarlyExitLayers,
     LogLevel,
@@ -55,6 +56,7 @@ def up(
     early_exit_layers: EarlyExitLayers = 0,
     early_exit: EarlyExit = "",
     medusa: Medusa = "",
+    eagle: Eagle = "",
     ahead_blocks: Annotated[
         int, typer.Option(min=0, max=8, help="Blocks drafted ahead; takes cores from the target on one machine.")
     ] = 0,
@@ -87,6 +89,7 @@ def up(
         early_exit_layers=early_exit_layers,
         early_exit=early_exit,
         medusa=medusa,
+        eagle=eagle,
         ahead_blocks=ahead_blocks,
         dtype=dtype,
         device=device,

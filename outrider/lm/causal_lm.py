@@ -11,9 +11,10 @@ from transformers import PreTrainedModel
 from outrider.law.sparse import Int32Array
 from outrider.lm.attention import Paged, PagedPass, serving
 from outrider.lm.branches import Branches, grown
-from outrider.lm.engine import EngineInfo, OutOfPages, Segment
+from outrider.lm.engine import EngineInfo, Segment
 from outrider.lm.features import Hidden, Tap
 from outrider.lm.kv import PagedSequence, PagePool
+from outrider.lm.kv_room import make_room
 from outrider.lm.kv_storage import KvStorage
 from outrider.lm.ragged import Piece, RaggedBatch
 
@@ -84,7 +85,7 @@ class CausalLm:
             return []
         if len({id(it.sequence) for it in work}) < len(work):
             raise ValueError("a sequence is in the pass twice")
-        self._reserve(work)
+        make_room(self._pool, self._storage, [(it.sequence, len(it.tokens)) for it in work])
         try:
             logits = self._pass(work)
         except BaseException:
@@ -113,20 +114,6 @@ class CausalLm:
         if tap is not None and not all(0 <= layer <= self._info.layers for layer in tap.layers):
             raise ValueError(f"features of {tap.layers} wanted, there are 0 to {self._info.layers}")
         return _Work(sequence, tokens, segment.rows, branches, tap)
-
-    def _reserve(self, work: list[_Work]) -> None:
-        missing = sum(it.sequence.missing(len(it.tokens)) for it in work)
-        if missing > self._pool.available:
-            raise OutOfPages(f"{missing} KV pages wanted, {self._pool.available} of {self._pool.total} available")
-        fresh: list[int] = []
-        for it in work:
-            held = len(it.sequence.pages)
-            copy = it.sequence.reserve(len(it.tokens))
-            if copy is not None:
-                self._storage.copy_page(*copy)
-            fresh += it.sequence.pages[held:]
-        if fresh:
-            self._storage.clear(fresh)
 
     @torch.inference_mode()
     def _pass(self, work: list[_Work]) -> torch.Tensor:

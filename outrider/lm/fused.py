@@ -32,7 +32,7 @@ _LAYERS = (LlamaDecoderLayer, MistralDecoderLayer, Qwen2DecoderLayer, Qwen3Decod
 _SILU = {nn.SiLU, SiLUActivation}
 
 
-class _Norm:
+class RmsNorm:
     """RMS norm over the last dimension.
 
     Attributes:
@@ -67,7 +67,7 @@ class FusedLayer:
 
     def __init__(self, layer: Any, shape: LayerShape, *, pack: bool) -> None:
         attention, mlp = layer.self_attn, layer.mlp
-        self.before_attention, self.before_mlp = _Norm(layer.input_layernorm), _Norm(layer.post_attention_layernorm)
+        self.before_attention, self.before_mlp = RmsNorm(layer.input_layernorm), RmsNorm(layer.post_attention_layernorm)
         self.linears = [
             pack_linear(it) if pack else it
             for it in (
@@ -80,14 +80,22 @@ class FusedLayer:
         self.query_key_value, self.output, self.gate_up, self.down = (it.forward for it in self.linears)
         self.activation: Callable[[torch.Tensor], torch.Tensor] = mlp.act_fn.forward
         self.gated_by = type(mlp.act_fn)
-        self.head_norms = (_Norm(attention.q_norm), _Norm(attention.k_norm)) if hasattr(attention, "q_norm") else None
+        self.head_norms = (
+            (RmsNorm(attention.q_norm), RmsNorm(attention.k_norm)) if hasattr(attention, "q_norm") else None
+        )
         self.kv_heads, self.dim = shape.kv_heads, shape.key_dim
         self.heads = attention.q_proj.out_features // shape.key_dim
         self.scaling, self.window = attention.scaling, shape.window
 
     def run(self, hidden: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, paged: Paged) -> torch.Tensor:
         """hidden [n, hidden size]; cos and sin [n, heads + 2 * kv_heads, dim], from `rotations`."""
-        hidden = hidden + self._attended(self.before_attention(hidden), cos, sin, paged)
+        return self.run_on(hidden, self.before_attention(hidden), cos, sin, paged)
+
+    def run_on(
+        self, hidden: torch.Tensor, inputs: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, paged: Paged
+    ) -> torch.Tensor:
+        """The same with inputs [n, any size] to the attention that are not made of `hidden`."""
+        hidden = hidden + self._attended(inputs, cos, sin, paged)
         gate, up = self.gate_up(self.before_mlp(hidden)).chunk(2, -1)
         changed: torch.Tensor = self.down(self.activation(gate) * up)
         return hidden + changed
@@ -123,7 +131,7 @@ class FusedDecoder:
 
     def __init__(self, model: PreTrainedModel, shapes: Sequence[LayerShape], *, pack: bool) -> None:
         body: Any = model.base_model
-        self.embeddings, self.rotary, self.norm = body.embed_tokens.forward, body.rotary_emb, _Norm(body.norm)
+        self.embeddings, self.rotary, self.norm = body.embed_tokens.forward, body.rotary_emb, RmsNorm(body.norm)
         self.head: Any = model.get_output_embeddings()  # type: ignore[no-untyped-call]
         if pack:
             self.head = pack_linear(self.head)

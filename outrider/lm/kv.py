@@ -116,11 +116,12 @@ class PagedSequence:
 
     Args:
         move: copies the contents of slots into others; needed where trees are kept.
+        shared: whether others may find its pages by their tokens.
     """
 
-    def __init__(self, pool: PagePool, move: Move | None = None) -> None:
+    def __init__(self, pool: PagePool, move: Move | None = None, *, shared: bool = True) -> None:
         self.pages: list[int] = []
-        self._pool, self._move = pool, move
+        self._pool, self._move, self._shared = pool, move, shared
         self._tokens = array("i")
         self._digests: list[bytes] = []  # of the full pages
         self.branches: Branches | None = None
@@ -175,6 +176,8 @@ class PagedSequence:
 
     def _publish(self) -> None:
         """Makes full pages of the chain findable; what a page of a tree holds is no prefix of a text."""
+        if not self._shared:
+            return
         size, chain = self._pool.page_size, self.branches.trunk if self.branches is not None else self.length
         for index in range(len(self._digests), chain // size):
             page_tokens = self._tokens[index * size : (index + 1) * size]
@@ -223,7 +226,7 @@ class PagedSequence:
 
     def fork(self) -> "PagedSequence":
         """A second sequence with the same tokens, on the same pages."""
-        twin = PagedSequence(self._pool, self._move)
+        twin = PagedSequence(self._pool, self._move, shared=self._shared)
         twin.pages, twin._tokens, twin._digests = self.pages[:], self._tokens[:], self._digests[:]
         twin.branches, twin.freed = self.branches, self.freed
         for page in twin.pages:

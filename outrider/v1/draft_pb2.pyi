@@ -71,6 +71,10 @@ class _ProposerEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Proposer.Val
     """In a request: the orchestrator's choice, for each session anew, by what was measured. No worker offers it."""
     PROPOSER_MEDUSA: _Proposer.ValueType  # 8
     """Heads on the target's last hidden state, one for each position of the block (Medusa)."""
+    PROPOSER_EAGLE: _Proposer.ValueType  # 9
+    """A layer over the target's hidden states and the tokens after them, fed by its own output from there on (EAGLE, EAGLE-2,
+    EAGLE-3).
+    """
 
 class Proposer(_Proposer, metaclass=_ProposerEnumTypeWrapper):
     """What makes blocks."""
@@ -95,6 +99,10 @@ PROPOSER_AUTO: Proposer.ValueType  # 7
 """In a request: the orchestrator's choice, for each session anew, by what was measured. No worker offers it."""
 PROPOSER_MEDUSA: Proposer.ValueType  # 8
 """Heads on the target's last hidden state, one for each position of the block (Medusa)."""
+PROPOSER_EAGLE: Proposer.ValueType  # 9
+"""A layer over the target's hidden states and the tokens after them, fed by its own output from there on (EAGLE, EAGLE-2,
+EAGLE-3).
+"""
 Global___Proposer: _TypeAlias = Proposer  # noqa: Y015
 
 @_typing.final

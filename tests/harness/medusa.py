@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 import torch
+from transformers import PreTrainedModel
 
 from outrider.lm.engine import Engine, EngineInfo
 from outrider.lm.load import EngineOptions, build_engine
@@ -13,7 +14,7 @@ from tests.harness.engines_lm import bare_vocabulary
 from tests.harness.models import VOCAB, tiny_config, tiny_model
 from tests.harness.wrappers import ChangedEngine, served_as
 
-SIZE, HEADS = 32, 3
+SIZE, HEADS, LAYERS = 32, 3, 3
 
 
 def random_heads(*, own: bool = True, blocks: int = 1, seed: int = 3) -> dict[str, torch.Tensor]:
@@ -46,6 +47,14 @@ def next_token(token: int) -> int:
 
 
 def walking_target(scale: float = 30.0) -> Engine:
+    """An engine over `walking_model`."""
+    options = EngineOptions(kv_pages=1200, page_size=4)
+    model, vocabulary = walking_model(scale), bare_vocabulary(VOCAB)
+    engine = build_engine("walking", model, vocabulary, options, lambda _fraction, _what: None)
+    return ChangedEngine(engine, info=served_as(engine.info, walking_vocabulary()))
+
+
+def walking_model(scale: float) -> PreTrainedModel:
     """A real tiny model that looks at its last token alone, and thinks most of `next_token`: the more, the larger
     `scale`. Its features say which token the last one is."""
     model = tiny_model(tiny_config("llama", max_position_embeddings=512))
@@ -55,9 +64,7 @@ def walking_target(scale: float = 30.0) -> Engine:
             layer.mlp.down_proj.weight.zero_()
         model.get_input_embeddings().weight.copy_(_directions())  # type: ignore[no-untyped-call]
         model.get_output_embeddings().weight.copy_(_rows(1, scale))  # type: ignore[no-untyped-call]
-    options = EngineOptions(kv_pages=1200, page_size=4)
-    engine = build_engine("walking", model, bare_vocabulary(VOCAB), options, lambda _fraction, _what: None)
-    return ChangedEngine(engine, info=served_as(engine.info, _vocabulary()))
+    return model
 
 
 def walking_heads(scale: float = 30.0) -> MedusaEngine:
@@ -70,8 +77,8 @@ def walking_heads(scale: float = 30.0) -> MedusaEngine:
         )
         tensors[f"{head}.1.weight"] = _rows(2 + head, scale)
     heads = MedusaHeads(MedusaWeights(HEADS, 1, tensors), torch.nn.Linear(SIZE, VOCAB, bias=False))
-    info = served_as(EngineInfo("heads", VOCAB, VOCAB, 64, "float32", (), ""), _vocabulary())
-    return MedusaEngine(heads, replace(info, context_length=512), 3)
+    info = served_as(EngineInfo("heads", VOCAB, VOCAB, 64, "float32", (), ""), walking_vocabulary())
+    return MedusaEngine(heads, replace(info, context_length=512), LAYERS)
 
 
 def _directions() -> torch.Tensor:
@@ -91,5 +98,5 @@ def _rows(steps: int, scale: float) -> torch.Tensor:
     return rows * scale / SIZE**0.5
 
 
-def _vocabulary() -> Vocabulary:
+def walking_vocabulary() -> Vocabulary:
     return vocabulary_of(synthetic_tokenizer(SyntheticSpec(vocab_size=VOCAB)))

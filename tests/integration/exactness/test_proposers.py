@@ -35,7 +35,7 @@ FORMATS = {
 LENGTH, SAMPLES = 2, 240
 
 # Needs a target that shows features: tests/integration/orchestrator/test_fed_drafts.py.
-FED = {"medusa"}
+FED = {"medusa", "eagle"}
 
 every_proposer = pytest.mark.parametrize("proposer", [name for name in PROPOSERS if name not in FED])
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from outrider.lm.attention import ATTENTION
-from outrider.lm.fused import FusedDecoder, _Norm
+from outrider.lm.fused import FusedDecoder, RmsNorm
 from outrider.lm.load import _record
 from tests.harness.engines_lm import own_model, tiny_engine
 
@@ -32,7 +32,7 @@ def test_the_norm_is_the_models_own(rows: int, dtype: torch.dtype, tolerance: fl
     norm = own_model("llama").to(dtype).base_model.norm
     generator = torch.Generator().manual_seed(1)
     inputs = (40 * torch.randn(rows, 32, generator=generator) - 7).to(dtype)
-    torch.testing.assert_close(_Norm(norm)(inputs), norm(inputs), rtol=tolerance, atol=tolerance)
+    torch.testing.assert_close(RmsNorm(norm)(inputs), norm(inputs), rtol=tolerance, atol=tolerance)
 
 
 def test_weights_are_not_held_twice() -> None:

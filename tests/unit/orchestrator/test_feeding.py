@@ -18,9 +18,20 @@ def states(start: int, end: int) -> tuple[int, torch.Tensor]:
     return start, torch.arange(start, end).repeat_interleave(2).view(-1, 2).bfloat16()
 
 
-def told(message: Features | None) -> tuple[int, list[int]]:
+def said(message: Features | None) -> tuple[int, list[int]]:
     assert message is not None
     return message.start, [int(row) for row in features_from_message(message, 2)[:, 0]]
+
+
+def opened(it: FeatureFeed) -> tuple[int, list[int]]:
+    it.untold()
+    return advanced(it)
+
+
+def advanced(it: FeatureFeed) -> tuple[int, list[int]]:
+    message = it.message()
+    it.told()
+    return said(message)
 
 
 def feed() -> FeatureFeed:
@@ -34,21 +45,21 @@ def test_a_prompt_then_round_by_round_only_what_is_new() -> None:
     assert it.wanted(10) == Wanted(FEEDING, 6)
     it.take(states(6, 10))
     assert it.complete(11)
-    assert told(it.message(opens=True)) == (6, [6, 7, 8, 9])
+    assert opened(it) == (6, [6, 7, 8, 9])
     assert it.wanted(11) == Wanted(FEEDING, 10)
     it.take(states(10, 13))
-    assert told(it.message(opens=False)) == (10, [10, 11, 12])
+    assert advanced(it) == (10, [10, 11, 12])
     # A worker that lost the session gets as much as it looks at.
-    assert told(it.message(opens=True)) == (9, [9, 10, 11, 12])
+    assert opened(it) == (9, [9, 10, 11, 12])
     it.take(states(13, 14))
-    assert told(it.message(opens=False)) == (13, [13])
+    assert advanced(it) == (13, [13])
 
 
 def test_a_short_prompt_is_wanted_whole() -> None:
     it = feed()
     assert it.wanted(1) == Wanted(FEEDING, 0)
     it.take(states(0, 1))
-    assert told(it.message(opens=True)) == (0, [0])
+    assert opened(it) == (0, [0])
 
 
 def test_nothing_is_wanted_while_it_rests_and_what_was_missed_is_computed_again() -> None:
@@ -62,7 +73,31 @@ def test_nothing_is_wanted_while_it_rests_and_what_was_missed_is_computed_again(
     assert it.wanted(15) == Wanted(FEEDING, 11)
     it.take(states(11, 15))
     assert it.complete(16)
-    assert told(it.message(opens=False)) == (11, [11, 12, 13, 14])
+    assert advanced(it) == (11, [11, 12, 13, 14])
+
+
+def test_what_is_known_already_is_not_wanted_again() -> None:
+    it = feed()
+    it.take(states(6, 10))
+    assert it.wanted(13) == Wanted(FEEDING, 10)
+    it.take(states(10, 14))
+    assert opened(it) == (10, [10, 11, 12, 13])
+    # A session that goes back behind it.
+    assert it.wanted(12) == Wanted(FEEDING, 8)
+
+
+def test_what_a_worker_did_not_take_comes_again() -> None:
+    it = feed()
+    it.take(states(6, 10))
+    assert said(it.message()) == (6, [6, 7, 8, 9])
+    it.take(states(10, 12))
+    assert advanced(it) == (8, [8, 9, 10, 11])
+    it.take(states(12, 13))
+    assert advanced(it) == (12, [12])
+    # Opened without any.
+    it.untold()
+    it.take(states(13, 14))
+    assert advanced(it) == (10, [10, 11, 12, 13])
 
 
 def test_a_target_that_brings_none_starves_it() -> None:
@@ -87,7 +122,7 @@ def test_another_kind_of_worker_begins_anew_and_one_of_the_same_kind_does_not() 
     it.bind(None)
     assert it.complete(11)
     assert it.wanted(11) is None
-    assert it.message(opens=True) is None
+    assert it.message() is None
 
 
 def test_committed_are_the_tokens_before_the_block_and_those_kept_of_it() -> None:

@@ -54,6 +54,7 @@ def test_an_early_exit_is_trained_or_bare() -> None:
     [
         ("hydra", "'hydra' is no proposer"),
         ("medusa", "the proposer medusa and --medusa go together"),
+        ("eagle", "the proposer eagle and --eagle go together"),
         ("model,model", "a proposer stands twice"),
         ("", "'' is no proposer"),
         ("early_exit", "early_exit needs one of --early-exit-layers and --early-exit"),
@@ -72,6 +73,8 @@ def test_bad_proposers_are_named(value: str, message: str) -> None:
         (("--suffix-history", "4096"), "--suffix-history needs suffix or suffix_or_model"),
         (("--proposers", "suffix", "--suffix-history", "1023"), "fewer than 1024 tokens are of no use; 0 keeps none"),
         (("--proposers", "auto"), "'auto' is no proposer"),
+        (("--eagle", "e"), "the proposer eagle and --eagle go together"),
+        (("--proposers", "eagle,medusa", "--eagle", "e", "--medusa", "m"), "a worker offers one of them"),
     ],
 )
 def test_proposers_that_cannot_be_and_outputs_that_nothing_drafts_from(flags: tuple[str, ...], message: str) -> None:
