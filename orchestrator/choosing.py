@@ -241,7 +241,7 @@ class ProposerChoice:
 
 def _plain_goodput(cost: RoundCost, plain: float) -> float:
     """What the round would have been worth without a block."""
-    return plain / (cost.seconds - cost.draft_wait - max(0.0, cost.passes - plain))
+    return plain / max(plain, cost.seconds - cost.draft_wait - max(0.0, cost.passes - plain))
 
 
 def observe(pool: Served, cost: RoundCost, target: TargetCosts | None) -> None:

@@ -34,8 +34,9 @@ from outrider.v1.types_pb2 import Features
 # What makes the blocks of PROPOSER_SUFFIX_OR_MODEL.
 _EITHER = {draft_pb2.PROPOSER_SUFFIX, draft_pb2.PROPOSER_MODEL}
 
-# Tokens that the worker may have to compute before a block without a round that waits for it; copies need no computing.
-_SHORT_GAP = 32
+# Tokens that the worker may have to read before a block without a round that waits for it: to compute them, or to copy
+# from them.
+_SHORT_GAP, _COPIED_GAP = 32, 4096
 
 # The state at the worker is gone or wrong: open the session anew with the next command.
 _LOST = {types_pb2.ERROR_REASON_SESSION_NOT_FOUND, types_pb2.ERROR_REASON_PREFIX_MISMATCH}
@@ -256,7 +257,7 @@ class Drafting:
             self._lookahead.withheld()
             if self._feed.starved:
                 self._reason = orchestrator_pb2.PLAIN_REASON_DRAFT_UNAVAILABLE
-        elif self._plan.adaptive and self._kind not in COPYING and len(tokens) - self._peer.known > _SHORT_GAP:
+        elif self._plan.adaptive and len(tokens) - self._peer.known > self._gap:
             self._lookahead.withheld()
             self._cache(link, tokens)
         else:
@@ -267,6 +268,10 @@ class Drafting:
         self._send(link, tokens, 0)
         self._told, self._pending = self._pending, None
         self._catching_up = self._told if self._plan.adaptive else None
+
+    @property
+    def _gap(self) -> int:
+        return _COPIED_GAP if self._kind in COPYING else _SHORT_GAP
 
     def _history(self, link: DraftLink) -> DraftHistory:
         return link.history[self._kind, self._plan.acceptance]
