@@ -27,15 +27,22 @@ _WEIGHT = 8.0
 # Goodput of n rounds may be so much better than it looks, over the root of n, n being no less than this.
 _HOPE, _FEWEST = 0.5, 4.0
 # By which part another one must be better to take the place of the standing choice, or of what a session drafts with.
-_BETTER, _BETTER_THAN_OWN = 0.03, 0.08
+_BETTER, _BETTER_THAN_OWN = 0.03, 0.15
 # A session thinks again after so many rounds with a proposer.
 REVIEW = 12
 # Part of the rounds that trials of what looks bad may cost, and how long a proposer is left alone before one.
 TRIAL_SHARE, _ALONE = 0.005, 256
+# A trial is over once it has cost so many tokens, but not before it had a few rounds; and so many sessions at most try
+# one of which nothing was seen.
+TRIAL_TOKENS, _TRIAL_ROUNDS, _TRIES = 4.0, 4, 4
+# A round that takes so many times as long as others was stalled, unless the next one does as well.
+_STALLED = 8.0
 
 STANDING = draft_pb2.PROPOSER_SUFFIX_OR_MODEL
 # A proposer that never finds more than the other does is not looked at beside it.
 _COVERED = {draft_pb2.PROPOSER_PROMPT_LOOKUP: draft_pb2.PROPOSER_SUFFIX}
+# Those that cost next to nothing, and no prefix.
+COPYING = {draft_pb2.PROPOSER_SUFFIX, draft_pb2.PROPOSER_PROMPT_LOOKUP, draft_pb2.PROPOSER_PREDICTION}
 # What needs something of the client is not chosen for it, nor what only a newer worker knows.
 CHOOSABLE = {*Proposer.values()} - {
     draft_pb2.PROPOSER_UNSPECIFIED,
@@ -58,9 +65,14 @@ class Served:
     rounds: float = 0.0
     _tokens: Mean = field(default_factory=Mean)
     _passes: Mean = field(default_factory=Mean)
+    _stalled: bool = False
 
     def observe(self, cost: RoundCost, plain: float, memory: float) -> None:
         """One more round, while a plain pass takes so many seconds."""
+        slow = self._passes.known and cost.seconds > _STALLED * plain * self._passes.value
+        self._stalled = slow and not self._stalled
+        if self._stalled:
+            return
         self.rounds = min(self.rounds + 1.0, memory)
         self._tokens.observe(cost.tokens, memory)
         self._passes.observe(cost.seconds / plain, memory)
@@ -100,7 +112,7 @@ class Trials:
 
     def unseen(self, pools: Mapping[Kind, Served]) -> Kind | None:
         """One of those that nothing was seen of: sessions that begin at once see different ones."""
-        kinds = [kind for kind, pool in pools.items() if not pool.rounds]
+        kinds = [kind for kind, pool in pools.items() if not pool.rounds and self.begun[kind] < _TRIES]
         if not kinds:
             return None
         kind = min(kinds, key=self.begun.__getitem__)
@@ -110,7 +122,8 @@ class Trials:
     def due(self, pools: Mapping[Kind, Served], best: float) -> Kind | None:
         """What was left alone for long enough and may be tried again, which is paid for here."""
         for kind, pool in pools.items():
-            loss = REVIEW * max(0.0, 1.0 - pool.goodput / best) if best else 0.0
+            part = max(0.0, 1.0 - pool.goodput / best) if best else 0.0
+            loss = min(REVIEW * part, max(_TRIAL_ROUNDS * part, TRIAL_TOKENS / best)) if part else 0.0
             if self.rounds - self.last.get(kind, self.rounds) >= _ALONE and self.credit >= loss:
                 self.credit -= loss
                 self.last[kind] = self.rounds
@@ -127,7 +140,7 @@ class Trials:
 def eligible(kinds: Mapping[Kind, Served]) -> dict[Kind, Served]:
     """Those that may be chosen, the standing choice first."""
     known = {kind: pool for kind, pool in kinds.items() if kind in CHOOSABLE and _COVERED.get(kind) not in kinds}
-    return dict(sorted(known.items(), key=lambda each: (each[0] != STANDING, each[0])))
+    return dict(sorted(known.items(), key=lambda each: (each[0] != STANDING, each[0] not in COPYING, each[0])))
 
 
 class ProposerChoice:
@@ -153,17 +166,22 @@ class ProposerChoice:
         self.expected: dict[Kind, float] = {}
         self._own: dict[Kind, Served] = {}
         self._rounds = 0
+        # What a trial has cost, in tokens, and the goodput that it is held against.
+        self._lost = self._against = 0.0
+        self._tried: set[Kind] = set()
 
     def choose(self) -> bool:
         """Thinks again where it is time to. Returns whether there is a new choice, which may be the old one."""
-        if self.kind and self._rounds < REVIEW:
+        given_up = self._lost >= TRIAL_TOKENS and self._rounds >= _TRIAL_ROUNDS
+        if self.kind and self._rounds < REVIEW and not given_up:
             return False
         pools = eligible(self._offered())
-        self._rounds = 0
+        self._rounds, self._lost = 0, 0.0
         if not pools:
             self.kind, self.reason, self.expected = draft_pb2.PROPOSER_UNSPECIFIED, "", {}
             return False
         self.kind, self.reason = self._best(pools)
+        self._tried.add(self.kind)
         return True
 
     def gone(self) -> None:
@@ -175,14 +193,20 @@ class ProposerChoice:
         plain = self._plain_seconds()
         self._rounds += 1
         self._trials.went(self.kind)
-        if self.kind and plain:
+        if not self.kind or not plain:
+            return
+        if self.reason == TRIAL:
+            self._lost += cost.seconds / plain * max(self._against, _plain_goodput(cost, plain)) - cost.tokens
+        if not cost.catching_up:
             self._own.setdefault(self.kind, Served()).observe(cost, plain, _OWN)
 
     def _best(self, pools: Mapping[Kind, Served]) -> tuple[Kind, str]:
-        self.expected = {kind: self._expected(kind, pool) for kind, pool in pools.items()}
+        harder = self._harder(pools)
+        self.expected = {kind: self._expected(kind, pool, harder) for kind, pool in pools.items()}
+        self._against = max(pool.goodput for pool in pools.values())
         if len(pools) == 1:
             return next(iter(pools)), ONLY
-        unseen = self._trials.unseen(pools)
+        unseen = self._trials.unseen({kind: pool for kind, pool in pools.items() if kind not in self._tried})
         if unseen is not None:
             return unseen, TRIAL
         others = {kind: pool for kind, pool in pools.items() if kind != self.kind}
@@ -198,18 +222,31 @@ class ProposerChoice:
                 best = kind
         return best, MEASURED
 
-    def _expected(self, kind: Kind, pool: Served) -> float:
+    def _expected(self, kind: Kind, pool: Served, harder: float) -> float:
         own = self._own.get(kind)
-        return own.beside(pool) if own is not None else pool.hoped
+        if own is not None:
+            return own.beside(pool)
+        # What the standing choice is made of is no better at such a text than with others, nor the other way round.
+        return pool.hoped * (harder if STANDING in (kind, self.kind) else 1.0)
+
+    def _harder(self, pools: Mapping[Kind, Served]) -> float:
+        """How the session's text compares to those of others with the present proposer; 1 where it is no harder."""
+        own, pool = self._own.get(self.kind), pools.get(self.kind)
+        return min(1.0, own.beside(pool) / pool.goodput) if own and pool and pool.rounds else 1.0
 
     def _plain_seconds(self) -> float:
         target = self._costs()
         return target.plain_seconds if target is not None and target.known else 0.0
 
 
+def _plain_goodput(cost: RoundCost, plain: float) -> float:
+    """What the round would have been worth without a block."""
+    return plain / (cost.seconds - cost.draft_wait - max(0.0, cost.passes - plain))
+
+
 def observe(pool: Served, cost: RoundCost, target: TargetCosts | None) -> None:
     """A round with a proposer, of any session."""
-    if target is not None and target.known:
+    if target is not None and target.known and not cost.catching_up:
         pool.observe(cost, target.plain_seconds, _POOLED * target.sessions)
 
 

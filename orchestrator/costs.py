@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from orchestrator.fit import LinearFit
 from orchestrator.stats import RoundStats
+from outrider.v1.orchestrator_pb2 import PLAIN_REASON_DRAFT_PREFILL
 from outrider.v1.target_pb2 import VerifyTiming
 
 # Positions of a pass with a block of the longest kind; what computes more has a prompt in it.
@@ -33,7 +34,9 @@ class RoundCost:
         queue: of it, waiting for the passes of others, here and at the target.
         passes: of it, the target's passes that held the session.
         tokens: that it gave.
-        block: whether it had one.
+        drafted: tokens of its block; 0 without one.
+        reach: how many of them could have been kept at most.
+        catching_up: whether it had none because the draft was reading what was committed before.
     """
 
     seconds: float
@@ -41,7 +44,14 @@ class RoundCost:
     queue: float
     passes: float
     tokens: int
-    block: bool = False
+    drafted: int = 0
+    reach: int = 0
+    catching_up: bool = False
+
+    @property
+    def block(self) -> bool:
+        """Whether it had one."""
+        return self.drafted > 0
 
 
 @dataclass(frozen=True)
@@ -74,7 +84,9 @@ def round_cost(stats: RoundStats, since: float, tokens: int) -> RoundCost:
     passes = stats.verify_forward_micros * 1e-6
     between = min(max(0.0, since - micros * 1e-6), passes)
     wait, queue = stats.draft_wait_micros * 1e-6, stats.verify_queue_micros * 1e-6
-    return RoundCost(micros * 1e-6 + between, wait, queue, passes, tokens, stats.drafted > 0)
+    catching_up = stats.plain_reason == PLAIN_REASON_DRAFT_PREFILL
+    seconds, reach = micros * 1e-6 + between, stats.longest_path
+    return RoundCost(seconds, wait, queue, passes, tokens, stats.drafted, reach, catching_up)
 
 
 class Mean:
@@ -176,27 +188,27 @@ class TargetCosts:
         """What one block in it adds to a pass of plain rounds."""
         return max(0.0, self._pass.coefficients[3]) + lookahead * self.position_seconds
 
-    def pass_seconds(self, items: float, lookahead: float) -> float:
-        """A pass over so many blocks of this length."""
+    def pass_seconds(self, items: float, lookahead: float, came: float = 1.0) -> float:
+        """A pass over so many blocks of this length, of whose tokens this share is there."""
         first, item, position, blocks = self._pass.coefficients
-        first += blocks if lookahead else 0.0
-        return max(_SHORTEST_PASS, first + items * (max(0.0, item) + max(0.0, position) * (1.0 + lookahead)))
+        first += came * blocks if lookahead else 0.0
+        return max(_SHORTEST_PASS, first + items * (max(0.0, item) + max(0.0, position) * (1.0 + came * lookahead)))
 
-    def rest_seconds(self, lookahead: float) -> float:
+    def rest_seconds(self, lookahead: float, came: float = 1.0) -> float:
         """What a round in a pass with all others takes beside waiting for its block."""
-        return self.pass_seconds(self.sessions, lookahead) + self._rest(lookahead)
+        return self.pass_seconds(self.sessions, lookahead, came) + self._rest(lookahead, came)
 
-    def cycle(self, wait: Wait, lookahead: float) -> float:
-        """Seconds of a round when every session waits so for a block of this length.
+    def cycle(self, wait: Wait, lookahead: float, came: float = 1.0) -> float:
+        """Seconds of a round when every session waits so for a block of this length, of which this share comes.
 
         All go on together, and the next pass begins when the last is back; or they take turns, and passes of others
         run while one is between two of its own; then the worker may still wait for those whose block was drafted ahead.
         """
-        rest, n = self._rest(lookahead), self.sessions
-        best = self.pass_seconds(n, lookahead) + (rest + wait.mean) * max(1.0, self._straggling.value)
+        rest, n = self._rest(lookahead, came), self.sessions
+        best = self.pass_seconds(n, lookahead, came) + (rest + wait.mean) * max(1.0, self._straggling.value)
         for turns in range(2, 1 + min(n, _TURNS)):
-            apart = self.pass_seconds(n / turns, lookahead)
-            joined = self.pass_seconds(n / (wait.ahead + (1.0 - wait.ahead) * turns), lookahead) + rest
+            apart = self.pass_seconds(n / turns, lookahead, came)
+            joined = self.pass_seconds(n / (wait.ahead + (1.0 - wait.ahead) * turns), lookahead, came) + rest
             missed = max(joined + wait.missed, turns * joined)
             best = min(
                 best,
@@ -205,10 +217,13 @@ class TargetCosts:
             )
         return best
 
-    def _rest(self, lookahead: float) -> float:
+    def _rest(self, lookahead: float, came: float) -> float:
         """Where one kind of round was never seen, it is believed to be like the other."""
-        own, other = self._rests[lookahead > 0], self._rests[lookahead == 0]
-        return own.value if own.known else other.value
+        plain, block = self._rests
+        if not (plain.known and block.known):
+            return block.value if block.known else plain.value
+        share = came if lookahead else 0.0
+        return (1.0 - share) * plain.value + share * block.value
 
     def call_seconds(self, items: int) -> float:
         """See Pace."""
@@ -238,6 +253,7 @@ class DraftCosts:
     """
 
     def __init__(self) -> None:
+        self._came = Mean()
         # A wait is made of steps: what lengths do not tell apart is not constant.
         self._wait = LinearFit((4.0, 4.0, 64.0), memory=64.0)
         self._ahead, self._reach = Mean(), Mean()
@@ -248,10 +264,19 @@ class DraftCosts:
         """Whether too little was measured to tell short blocks from long ones."""
         return self.asked < 8
 
-    def observe(self, lookahead: int, others: int, wait: float, reach: float, *, ahead: bool) -> None:
+    @property
+    def came(self) -> float:
+        """The share of the tokens asked for that there are. Copies come where there is something to copy, and cost no
+        position elsewhere."""
+        return self._came.value if self._came.known else 1.0
+
+    def observe(
+        self, lookahead: int, others: int, wait: float, reach: float, *, ahead: bool, came: float = 1.0
+    ) -> None:
         """A round waited so long for its block, which had been drafted ahead or not. `reach`: how often a block is
-        accepted whole, and the token after it guessed."""
+        accepted whole, and the token after it guessed; `came`: the share of it that there was."""
         self.asked += 1
+        self._came.observe(came, _BLOCKS)
         self._ahead.observe(float(ahead), _BLOCKS)
         self._reach.observe(reach, _BLOCKS)
         if not ahead and (self.young or self.asked % (1 + others // _BLOCKS_PER_FIT) == 0):

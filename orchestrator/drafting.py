@@ -7,7 +7,7 @@ import asyncio
 import time
 
 from orchestrator.block_reading import Bounds, Unusable, legal, read_block
-from orchestrator.choosing import ProposerChoice, Served, observe, told
+from orchestrator.choosing import COPYING, ProposerChoice, Served, observe, told
 from orchestrator.costs import RoundCost
 from orchestrator.feeding import FeatureFeed, States, Wanted
 from orchestrator.hedging import MOST_TOKENS
@@ -34,7 +34,7 @@ from outrider.v1.types_pb2 import Features
 # What makes the blocks of PROPOSER_SUFFIX_OR_MODEL.
 _EITHER = {draft_pb2.PROPOSER_SUFFIX, draft_pb2.PROPOSER_MODEL}
 
-# Tokens that the worker may have to compute before a block without a round that waits for it.
+# Tokens that the worker may have to compute before a block without a round that waits for it; copies need no computing.
 _SHORT_GAP = 32
 
 # The state at the worker is gone or wrong: open the session anew with the next command.
@@ -256,7 +256,7 @@ class Drafting:
             self._lookahead.withheld()
             if self._feed.starved:
                 self._reason = orchestrator_pb2.PLAIN_REASON_DRAFT_UNAVAILABLE
-        elif self._plan.adaptive and len(tokens) - self._peer.known > _SHORT_GAP:
+        elif self._plan.adaptive and self._kind not in COPYING and len(tokens) - self._peer.known > _SHORT_GAP:
             self._lookahead.withheld()
             self._cache(link, tokens)
         else:

@@ -75,12 +75,12 @@ class DraftHistory:
         if self._choices < target.sessions and longest == self._settled_for:
             return self._length
         self._choices, self._settled_for = 0, longest
-        tokens = expected_tokens(survival.rates(longest + 1))
+        tokens, came = expected_tokens(survival.rates(longest + 1)), self.costs.came
         waits = [
-            self.costs.wait(k, target.sessions - 1, tokens[k + 1] - tokens[k], target.rest_seconds(k))
+            self.costs.wait(k, target.sessions - 1, tokens[k + 1] - tokens[k], target.rest_seconds(k, came))
             for k in range(longest + 1)
         ]
-        seconds = [target.cycle(wait, k) for k, wait in enumerate(waits)]
+        seconds = [target.cycle(wait, k, came) for k, wait in enumerate(waits)]
         best, goodput = _largest(tokens, seconds)
         if not best:
             # Plain rounds tell nothing of blocks: they must be better than blocks may well be.
@@ -90,7 +90,7 @@ class DraftHistory:
         common = min(self.common, longest)
         self.goodput = goodput[common]
         if target.sessions > 1:
-            cycle = target.cycle(waits[common], common)
+            cycle = target.cycle(waits[common], common, came)
             self.extra = [cycle * math.ceil(wait.mean / cycle) for wait in waits]
         self.trials.round(target, 1.0 - goodput[0] / goodput[common], blocks=self.common > 0)
         self._length = 0 if self.trials.on else common
@@ -180,7 +180,7 @@ class SessionLookahead:
             return
         trees, self._trees = self._trees, None
         if trees is not None:
-            trees.observe(asked if self.tree else 0, cost.tokens, cost.seconds)
+            trees.observe(asked if self.tree else 0, cost.tokens, cost.seconds, cost.reach)
             if self.tree:
                 self._asked = 0
                 return
@@ -188,8 +188,10 @@ class SessionLookahead:
             self._fresh = False
             tokens = expected_tokens(self._survival.rates(asked + 1))
             reach = tokens[asked + 1] - tokens[asked]
-            draft.costs.observe(asked, self._others, cost.draft_wait, reach, ahead=longest is not None)
             tried = asked if longest is None else min(asked, longest)
+            came = min(1.0, cost.drafted / tried) if tried else 1.0
+            ahead = longest is not None
+            draft.costs.observe(asked, self._others, cost.draft_wait, reach, ahead=ahead, came=came)
             draft.survival.observe(tried, accepted)
             self._survival.observe(tried, accepted)
         elif not self._on:
@@ -234,7 +236,7 @@ class SessionLookahead:
         tokens = expected_tokens(self._survival.rates(limit))
         # Sessions that waste their time must not make it cheap.
         worth = max(target.goodput, draft.goodput)
-        price = worth * target.position_seconds * target.sessions
+        price = worth * target.position_seconds * target.sessions * draft.costs.came
         gains = [tokens[k] - price * k for k in range(limit + 1)]
         if not common:
             return self._apart(gains, worth, draft)
@@ -267,6 +269,10 @@ class SessionLookahead:
         draft.probing -= 1
         others = (target.sessions - 1) * target.block_seconds(self._asked)
         extra = max(0.0, cost.seconds - self._plain.value) + others
-        self._vain = 0 if accepted else min(self._vain + 1, _VAIN_PROBES)
+        if not cost.drafted:
+            # Whatever else made the round longer was not the probe.
+            extra = min(extra, cost.draft_wait)
+        # One that nothing came of took hardly any time.
+        self._vain = 0 if accepted else min(self._vain + (cost.drafted > 0), _VAIN_PROBES)
         draft.probe_seconds.observe(extra, _PROBES)
         self._credit -= max(0.0, extra - accepted / target.goodput)

@@ -25,6 +25,8 @@ class Kind(StrEnum):
     model = "model"
     exit = "exit"
     medusa = "medusa"
+    eagle = "eagle"
+    eagle3 = "eagle3"
 
     @property
     def layers(self) -> int:
@@ -46,12 +48,19 @@ def distill(
     ] = None,
     kind: Annotated[
         Kind,
-        typer.Option(help="model: a draft of its own layers; exit: the target's first, and an exit; medusa: heads."),
+        typer.Option(
+            help="model: a draft of its own layers; exit: the target's first, and an exit; medusa: heads; eagle and "
+            "eagle3: a layer that is fed by the target's states."
+        ),
     ] = (Kind.model),
     layers: Annotated[
         int, typer.Option(min=0, help="Layers that learn, to begin with the target's; 0: 2, or 1 in an exit.")
     ] = 0,
     heads: Annotated[int, typer.Option(min=1, max=16, help="Medusa heads.")] = 4,
+    positions: Annotated[
+        int,
+        typer.Option(min=1, max=8, help="Of a block, at which an EAGLE head learns, the later ones from its own."),
+    ] = 3,
     exit_layers: Annotated[int, typer.Option(min=0, help="Layers of the target that run before the exit.")] = 0,
     kept: Annotated[int, typer.Option(min=2, help="Tokens that the draft can propose, the most frequent.")] = 8192,
     own_head: Annotated[bool, typer.Option(help="Whether the draft's head learns and is stored with it.")] = True,
@@ -69,6 +78,9 @@ def distill(
         Path | None, typer.Option(help="File of questions, one a line, that half of the texts begin with.", exists=True)
     ] = None,
     epochs: Annotated[int, typer.Option(min=1, help="Turns through all texts.")] = 4,
+    batch_tokens: Annotated[
+        int, typer.Option(min=1, help="Tokens of a training step; fewer make more steps of few texts.")
+    ] = 2048,
     learning_rate: Annotated[float, typer.Option(help="Highest learning rate.")] = 2e-3,
     lookahead: Annotated[int, typer.Option(min=1, help="Block length of the acceptance report.")] = 4,
     seed: Annotated[int, typer.Option(min=0, help="Of all draws.")] = 0,
@@ -93,6 +105,7 @@ def distill(
             layers=layers or kind.layers,
             exit_layers=exit_layers,
             heads=heads if kind is Kind.medusa else 0,
+            eagle={Kind.eagle: 1, Kind.eagle3: 3}.get(kind, 0),
             kept=kept,
             own_head=own_head,
             begin_with=begin_with,
@@ -103,7 +116,13 @@ def distill(
             corpus=CorpusOptions(
                 texts=texts, seed=seed, prompts=questions, writer=WriterOptions(answer_tokens=answer_tokens)
             ),
-            training=TrainingOptions(epochs=epochs, learning_rate=learning_rate, seed=seed),
+            training=TrainingOptions(
+                epochs=epochs,
+                batch_tokens=batch_tokens,
+                learning_rate=learning_rate,
+                seed=seed,
+                positions=positions,
+            ),
         )
         try:
             with _Bars() as bars:

@@ -1,7 +1,7 @@
 """Texts as batches: which ones go together, and what they look like as tensors."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -21,12 +21,14 @@ class Batch:
         wanted: [texts, n] bool, where there is a law.
         columns: [laws, k] int64, its likeliest tokens as rows of the student's head; 0 where the head has none.
         probs: [laws, k] float32, their probabilities among the k; 0 where the head has none.
+        states: [texts, n, width] float32, those of the texts; None where they have none.
     """
 
     tokens: torch.Tensor
     wanted: torch.Tensor
     columns: torch.Tensor
     probs: torch.Tensor
+    states: torch.Tensor | None = None
 
 
 def plan(texts: Sequence[ScoredText], tokens: int, rng: np.random.Generator) -> list[list[int]]:
@@ -62,4 +64,11 @@ class Batcher:
         columns = self._column_of[np.concatenate([text.ids for text in texts])]
         probs = np.where(columns < 0, 0.0, weights / weights.sum(1, keepdims=True)).astype(np.float32)
         arrays = (tokens, wanted, columns.clip(0), probs)
-        return Batch(*(torch.from_numpy(array).to(self._device) for array in arrays))
+        states = torch.nn.utils.rnn.pad_sequence(known, True).float() if (known := _states(texts)) else None
+        batch = Batch(*(torch.from_numpy(array).to(self._device) for array in arrays))
+        return batch if states is None else replace(batch, states=states.to(self._device))
+
+
+def _states(texts: Sequence[ScoredText]) -> list[torch.Tensor]:
+    """Of each text [n, width] bfloat16, copied out of its file."""
+    return [torch.from_numpy(np.array(it.states)).view(torch.bfloat16) for it in texts if it.states is not None]

@@ -12,12 +12,13 @@ import torch
 
 from outrider.distill.openings import Openings
 from outrider.distill.shard import ScoredText, load_shard, save_shard
+from outrider.distill.states import States
 from outrider.distill.target import Target
 from outrider.distill.writer import Writer, WriterOptions
 from outrider.law.sparse import Int32Array
 from outrider.lm.engine import ModelRefused
 
-_HELD_OUT = "held-out"
+HELD_OUT = "held-out"
 # Numbers of shards end far below.
 _HELD_OUT_STREAM = 1 << 40
 _SHARD_WAVES = 6
@@ -64,7 +65,7 @@ class Corpus:
         openings = Openings(target.vocabulary.tokenizer, target.vocabulary.size, self._options.prompts)
 
         def one(name: str) -> None:
-            held_out = name == _HELD_OUT
+            held_out = name == HELD_OUT
             count = self._options.held_out if held_out else self._per_shard
             if (self._directory / name).is_dir():
                 return counted.add(count)
@@ -77,15 +78,19 @@ class Corpus:
 
         torch.set_num_threads(1)  # each writer has its own
         with ThreadPoolExecutor(threads) as pool:
-            list(pool.map(one, [_HELD_OUT, *self._names]))
+            list(pool.map(one, [HELD_OUT, *self._names]))
 
-    def texts(self) -> list[ScoredText]:
-        """What is learned from."""
-        return [text for name in self._names for text in load_shard(self._directory / name)]
+    def texts(self, states: States | None = None) -> list[ScoredText]:
+        """What is learned from; with the target's states where these are asked for."""
+        return [text for name in self._names for text in self._load(name, states)]
 
-    def held_out(self) -> list[ScoredText]:
+    def held_out(self, states: States | None = None) -> list[ScoredText]:
         """What is measured with."""
-        return load_shard(self._directory / _HELD_OUT)
+        return self._load(HELD_OUT, states)
+
+    def _load(self, name: str, states: States | None) -> list[ScoredText]:
+        texts = load_shard(self._directory / name)
+        return texts if states is None else states.of(name, texts)
 
     def _claim(self, target: Target) -> None:
         self._directory.mkdir(parents=True, exist_ok=True)

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from outrider.distill.batches import Batch
-from outrider.distill.student import SoftTargets
+from outrider.distill.student import SoftTargets, laws_of
 from outrider.lm.checkpoint import load_config, load_weights
 from outrider.lm.decoder import Decoder
 from outrider.lm.distilled import reduced
@@ -43,7 +43,7 @@ class MedusaStudent:
 
     def loss(self, batch: Batch, weights: torch.Tensor) -> torch.Tensor:
         """The heads' losses, a scalar; `weights` [laws, k] of each law's tokens."""
-        states, laws = self._states(batch), _laws(batch)
+        states, laws = self._states(batch), laws_of(batch)
         losses = [
             _FURTHER**number * SoftTargets.apply(self._logits(number, given), batch.columns[of], weights[of])  # type: ignore[no-untyped-call]
             for number, (given, of) in enumerate(self._lessons(batch, states, laws))
@@ -53,7 +53,7 @@ class MedusaStudent:
     def said(self, batch: Batch) -> Sequence[torch.Tensor]:
         """Of each head what it says at each law, [laws, kept]; all equal where a text is too young for it."""
         made = []
-        states, laws = self._states(batch), _laws(batch)
+        states, laws = self._states(batch), laws_of(batch)
         for number, (given, of) in enumerate(self._lessons(batch, states, laws)):
             rows = states.new_zeros(len(batch.columns), self._output.out_features)
             rows[of] = self._logits(number, given).to(rows.dtype)
@@ -91,8 +91,3 @@ class MedusaStudent:
         changed = states + nn.functional.silu(self.learned[number](states))
         logits: torch.Tensor = self._output(changed)
         return logits
-
-
-def _laws(batch: Batch) -> torch.Tensor:
-    """[texts, n] int64: which law stands at a position where one is wanted."""
-    return batch.wanted.flatten().cumsum(0).view(batch.wanted.shape) - 1

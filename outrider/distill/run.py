@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Protocol
 
@@ -9,12 +10,14 @@ import torch
 
 from outrider.distill.acceptance import Acceptance, measure
 from outrider.distill.batches import Batcher
-from outrider.distill.corpus import Corpus, CorpusOptions, most_frequent
+from outrider.distill.corpus import Corpus, CorpusOptions
+from outrider.distill.eagle import EagleStudent
 from outrider.distill.medusa import MedusaStudent
-from outrider.distill.student import Learner, Student
+from outrider.distill.states import States
+from outrider.distill.student import Student
+from outrider.distill.students import Begun, Making, eagle_of, kept_of, student_of
 from outrider.distill.target import Target
-from outrider.distill.training import TrainingOptions, train
-from outrider.lm.distilled import DistilledDraft
+from outrider.distill.training import Curve, TrainingOptions, train
 from outrider.lm.engine import ModelRefused
 
 REPORT_FILE = "report.json"
@@ -27,6 +30,7 @@ class DistillOptions:
     Attributes:
         layers: of the draft's own.
         heads: Medusa heads instead of a draft of layers; 0 makes that one.
+        eagle: an EAGLE head instead, of kind 1 or 3; 0 makes none.
         exit_layers: layers of the target that it runs before them and that do not learn; 0 but for a trained exit.
         kept: tokens that it can propose, the most frequent ones.
         own_head: whether its head learns and is stored; if not, it is made of the target's rows.
@@ -41,6 +45,7 @@ class DistillOptions:
     layers: int = 2
     exit_layers: int = 0
     heads: int = 0
+    eagle: int = 0
     kept: int = 8192
     own_head: bool = True
     begin_with: Path | None = None
@@ -52,6 +57,12 @@ class DistillOptions:
     corpus: CorpusOptions = field(default_factory=CorpusOptions)
     training: TrainingOptions = field(default_factory=TrainingOptions)
 
+    @property
+    def making(self) -> Making:
+        """What kind of student it is about."""
+        kind = (self.layers, self.exit_layers, self.heads, self.eagle, self.own_head)
+        return Making(*kind, self.training.positions, self.lookahead)
+
 
 class Progress(Protocol):
     """Shows how far a part is."""
@@ -62,10 +73,11 @@ class Progress(Protocol):
 
 @dataclass(frozen=True)
 class Report:
-    """Acceptance on held-out texts, before and after training."""
+    """Acceptance on held-out texts, before and after training, and how the loss fell between."""
 
     before: Acceptance
     after: Acceptance
+    curve: Curve = ()
 
 
 def distill(target_name: str, directory: Path, work: Path, options: DistillOptions, progress: Progress) -> Report:
@@ -78,7 +90,10 @@ def distill(target_name: str, directory: Path, work: Path, options: DistillOptio
         target_name, options.dtype, device, lambda part, _what: progress("reading the target", part, 1.0)
     )
     source, vocabulary = target.source, target.vocabulary
-    begun = _begun(options.begin_with, vocabulary.fingerprint)
+    making = options.making
+    begun = None
+    if options.begin_with is not None:
+        begun = Begun.load(options.begin_with, vocabulary.fingerprint, eagle=options.eagle)
     layers = target.model.config.get_text_config(decoder=True).num_hidden_layers
     depth = options.exit_layers + options.layers
     if depth > layers or options.kept > vocabulary.size:
@@ -86,20 +101,17 @@ def distill(target_name: str, directory: Path, work: Path, options: DistillOptio
     corpus = Corpus(work / "corpus", options.corpus)
     corpus.write(target, options.threads, lambda done, total: progress("writing text", done, total))
     del target  # training needs the room
-    texts, held_out = corpus.texts(), corpus.held_out()
     torch.set_num_threads(options.threads)
+    states = None
+    if eagle := eagle_of(making, source, begun):
+        fed = eagle.layers_of(layers)
+        states = States(work / "states", source, fed, device, partial(progress, "reading text"))
+    texts, held_out = corpus.texts(states), corpus.held_out(states)
+    del states
     torch.manual_seed(options.training.seed)
-    student: Learner
-    if options.heads:
-        kept = torch.from_numpy(most_frequent(texts, vocabulary.size, options.kept))
-        student, training = MedusaStudent(source, options.heads, kept, device), options.training
-    elif begun is None:
-        kept = torch.from_numpy(most_frequent(texts, vocabulary.size, options.kept))
-        student = Student(source, depth, kept, device, options.own_head, options.exit_layers)
-        training = options.training
-    else:
-        kept, student = begun.tensors["kept"], Student.of(begun, source, device)
-        training = replace(options.training, begun_with=begun.weights_hash())
+    kept = kept_of(begun, texts, vocabulary.size, options.kept)
+    student = student_of(making, source, kept, begun, device)
+    training = replace(options.training, begun_with=begun.weights_hash if begun else "")
     batcher = Batcher(kept, vocabulary.size, device)
 
     def measured() -> Acceptance:
@@ -108,7 +120,7 @@ def distill(target_name: str, directory: Path, work: Path, options: DistillOptio
         return measure(student, batcher, held_out, options.report_tokens, lookahead)
 
     before = measured()
-    train(
+    curve = train(
         student,
         batcher,
         texts,
@@ -116,20 +128,10 @@ def distill(target_name: str, directory: Path, work: Path, options: DistillOptio
         work / "checkpoint.pt",
         lambda done, total, loss: progress("training", done, total, f"loss {loss:.3f}"),
     )
-    report = Report(before, measured())
-    if isinstance(student, MedusaStudent):
+    report = Report(before, measured(), curve)
+    if isinstance(student, MedusaStudent | EagleStudent):
         student.weights().save(directory, source.portable_name)
     elif isinstance(student, Student):
         student.draft(source, vocabulary.fingerprint).save(directory)
     (directory / REPORT_FILE).write_text(json.dumps(asdict(report), indent=2) + "\n")
     return report
-
-
-def _begun(directory: Path | None, vocab_fingerprint: str) -> DistilledDraft | None:
-    """The draft that goes on learning. Raises ModelRefused when it is none, or one for another vocabulary."""
-    if directory is None:
-        return None
-    draft = DistilledDraft.load(directory)
-    if draft.vocab_fingerprint != vocab_fingerprint:
-        raise ModelRefused(f"{directory} was made for {draft.target}, whose vocabulary is another")
-    return draft

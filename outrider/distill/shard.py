@@ -13,6 +13,7 @@ import torch
 from outrider.law.sparse import Float32Array, Int32Array
 
 Float16Array = npt.NDArray[np.float16]
+Int16Array = npt.NDArray[np.int16]
 _GROUP = 64
 
 
@@ -25,12 +26,15 @@ class ScoredText:
         scored: [n] bool: whether what follows this token has a law here.
         ids: [scored, k] int32, the likeliest tokens of these laws, likeliest first.
         logits: [scored, k] float16, their raw logits less the largest.
+        states: [n, width] int16, the bits of bfloat16: some states of the target at each token, where a student is fed
+            by them.
     """
 
     tokens: Int32Array
     scored: npt.NDArray[np.bool_]
     ids: Int32Array
     logits: Float16Array
+    states: Int16Array | None = None
 
 
 def save_shard(directory: Path, texts: Sequence[ScoredText]) -> None:

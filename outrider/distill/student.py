@@ -104,6 +104,11 @@ class Student(nn.Module):
         return DistilledDraft(target.portable_name, self._layers, vocab_fingerprint, tensors, self._shared)
 
 
+def laws_of(batch: Batch) -> torch.Tensor:
+    """[texts, n] int64: which law stands at a position where one is wanted."""
+    return batch.wanted.flatten().cumsum(0).view(batch.wanted.shape) - 1
+
+
 class SoftTargets(torch.autograd.Function):
     """Cross-entropy against a few weighted tokens in each row, summed: one exponential a logit, forward and backward.
 

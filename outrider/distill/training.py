@@ -7,7 +7,7 @@ when all before it in its block were accepted, and then the text before it is th
 import math
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -20,6 +20,8 @@ from outrider.lm.engine import ModelRefused
 
 _BETAS = (0.9, 0.98)
 _WARM_UP_STEPS = 30
+# Between two points of the curve.
+_CURVE_STEPS = 10
 _LEAST_RATE = 0.02
 _CLIP = 1.0
 # Least part of a law that the head's tokens must have before it is scaled up to a whole one.
@@ -37,6 +39,7 @@ class TrainingOptions:
         greedy_weight: weight of the target's likeliest token; the rest is the law's at temperature 1.
         seed: of the order.
         checkpoint_steps: steps between two checkpoints.
+        positions: of a block, at which a student learns that is fed by states: the target's, its own at the later ones.
         begun_with: hash of the weights that the student begins with, where they are not the target's.
     """
 
@@ -46,11 +49,35 @@ class TrainingOptions:
     greedy_weight: float = 0.3
     seed: int = 0
     checkpoint_steps: int = 200
+    positions: int = 1
     begun_with: str = ""
 
 
+# (steps done, running mean of the loss), as far as training came.
+Curve = tuple[tuple[int, float], ...]
+
 # Called with the steps done, all steps, and a running mean of the loss.
 Progress = Callable[[int, int, float], None]
+
+
+@dataclass
+class _Done:
+    """How far a run is.
+
+    Attributes:
+        mean: running, of the loss.
+        curve: as it was after some of the steps.
+    """
+
+    steps: int = 0
+    mean: float = 0.0
+    curve: list[tuple[int, float]] = field(default_factory=list)
+
+    def add(self, loss: float, *, last: bool) -> None:
+        self.mean = loss if self.steps == 0 else 0.98 * self.mean + 0.02 * loss
+        self.steps += 1
+        if self.steps % _CURVE_STEPS == 0 or last:
+            self.curve.append((self.steps, self.mean))
 
 
 def train(
@@ -60,8 +87,11 @@ def train(
     options: TrainingOptions,
     checkpoint: Path,
     progress: Progress,
-) -> None:
-    """Trains to the end, from `checkpoint` on where there is one. Raises ModelRefused when that is another run's."""
+) -> Curve:
+    """Trains to the end, from `checkpoint` on where there is one; returns how the loss fell.
+
+    Raises ModelRefused when the checkpoint is another run's.
+    """
     steps = [
         batch
         for epoch in range(options.epochs)
@@ -69,8 +99,8 @@ def train(
     ]
     optimizer = torch.optim.AdamW(student.learned.parameters(), betas=_BETAS, weight_decay=0.0)
     identity = asdict(options) | {"steps": len(steps)}
-    done, mean = _restore(checkpoint, identity, student, optimizer)
-    for step in range(done, len(steps)):
+    done = _restore(checkpoint, identity, student, optimizer)
+    for step in range(done.steps, len(steps)):
         loss = _step(
             student,
             optimizer,
@@ -78,10 +108,11 @@ def train(
             _rate(step, len(steps), options),
             options,
         )
-        mean = loss if step == 0 else 0.98 * mean + 0.02 * loss
-        progress(step + 1, len(steps), mean)
-        if (step + 1) % options.checkpoint_steps == 0 or step + 1 == len(steps):
-            _save(checkpoint, identity, student, optimizer, step + 1, mean)
+        done.add(loss, last=step + 1 == len(steps))
+        progress(done.steps, len(steps), done.mean)
+        if done.steps % options.checkpoint_steps == 0 or done.steps == len(steps):
+            _save(checkpoint, identity, student, optimizer, done)
+    return tuple(done.curve)
 
 
 def _step(
@@ -111,23 +142,20 @@ def _fast_bfloat16(device: torch.device) -> bool:
 
 
 def _save(
-    path: Path, identity: dict[str, object], student: Learner, optimizer: torch.optim.Optimizer, step: int, mean: float
+    path: Path, identity: dict[str, object], student: Learner, optimizer: torch.optim.Optimizer, done: _Done
 ) -> None:
     part = path.with_suffix(".part")
     state = {"student": student.learned.state_dict(), "optimizer": optimizer.state_dict()}
-    torch.save(state | {"identity": identity, "step": step, "mean": mean}, part)
+    torch.save(state | {"identity": identity, "done": asdict(done)}, part)
     os.replace(part, path)
 
 
-def _restore(
-    path: Path, identity: dict[str, object], student: Learner, optimizer: torch.optim.Optimizer
-) -> tuple[int, float]:
-    """(steps done, mean loss)"""
+def _restore(path: Path, identity: dict[str, object], student: Learner, optimizer: torch.optim.Optimizer) -> _Done:
     if not path.exists():
-        return 0, 0.0
+        return _Done()
     state = torch.load(path, weights_only=True)
-    if state["identity"] != identity:
+    if state["identity"] != identity or "done" not in state:
         raise ModelRefused(f"{path} is a checkpoint of another run; remove it to begin again")
     student.learned.load_state_dict(state["student"])
     optimizer.load_state_dict(state["optimizer"])
-    return state["step"], state["mean"]
+    return _Done(**state["done"])

@@ -314,7 +314,7 @@ class Pool:
         self.target.observe_pass(timing, self.scene.clients)
         queue, passes = timing.queue_micros * 1e-6, timing.forward_micros * 1e-6
         cost = RoundCost(
-            seconds, draft_wait=wait, queue=queue, passes=passes, tokens=accepted + 1, block=session.asked > 0
+            seconds, draft_wait=wait, queue=queue, passes=passes, tokens=accepted + 1, drafted=session.asked
         )
         if session.history:
             session.lookahead.learn(cost, accepted, block.tokens if block is not None and block.ahead else None)

@@ -8,6 +8,7 @@ from draft_service.config import DraftConfig
 from draft_service.loading import load_engines
 from outrider.config import parse_config
 from outrider.lm.distilled import DistilledDraft
+from outrider.lm.eagle_weights import EagleWeights
 from outrider.lm.engine import Segment
 from outrider.lm.features import Feeding
 from outrider.lm.load import EngineOptions, load_engine
@@ -72,6 +73,20 @@ async def test_medusa_heads_are_made_and_served(tmp_path: Path) -> None:
     (engine,) = engines.values()
     assert engine.info.feeding == Feeding((3,), 32, window=1, longest=2)
     assert info.vocab_size == VOCAB
+
+
+@pytest.mark.parametrize("kind", ["eagle", "eagle3"])
+async def test_an_eagle_head_is_made(tmp_path: Path, kind: str) -> None:
+    target, out = save_tiny(tmp_path / "target", "llama"), tmp_path / "head"
+    sizes = ("--texts", "16", "--answer-tokens", "8", "--epochs", "1", "--threads", "1", "--kept", "32")
+    code, report, err = await outrider(
+        "distill", "--kind", kind, "--positions", "2", "--lookahead", "3", "--target", target, "--out", str(out), *sizes
+    )
+    assert code == 0, err
+    assert "accepted at position 3" in report
+    made = EagleWeights.load(out)
+    assert made.config.kind == {"eagle": 1, "eagle3": 3}[kind]
+    assert made.config.llama.vocab_size == VOCAB
 
 
 @pytest.mark.parametrize("flags", [("--kind", "exit"), ("--exit-layers", "1")])

@@ -99,7 +99,7 @@ async def test_the_output_is_that_without_it(proposer: str, rule: str, nodes: in
     if rule != "greedy":
         assert counts == {0, 1, 2, 3}
     elif proposer == "medusa":
-        assert counts == {2, 3}  # 2 for what is left at the end
+        assert 3 in counts
     else:
         assert len(counts) > 1
     if rule in ("greedy", "coupled"):

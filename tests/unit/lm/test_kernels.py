@@ -21,6 +21,7 @@ from outrider.lm.packed import KernelLinear
 from outrider.lm.ragged import Piece, RaggedBatch
 from tests.harness.engines_lm import own_logits, own_model, text, tiny_engine
 from tests.unit.lm.test_fused import TAKEN
+from tests.unit.lm.test_trees import expect
 
 pytestmark = pytest.mark.skipif(kernels() is None, reason="no numba, or a processor without what the kernels need")
 
@@ -54,6 +55,24 @@ def test_a_linear_layer_is_the_plain_one(shape: tuple[int, ...], dtype: torch.dt
     actual, expected = KernelLinear(plain)(inputs), plain(inputs)
     assert (actual.shape, actual.dtype) == (expected.shape, dtype)
     torch.testing.assert_close(actual, expected, rtol=TOLERANCE[dtype], atol=TOLERANCE[dtype])
+
+
+@torch.inference_mode()
+def test_a_layer_is_rounded_before_it_is_added_to_the_residual() -> None:
+    """As torch rounds in bfloat16, operation by operation: a product of 1 + 2^-8 becomes 1, not a part of the sum."""
+    from outrider.lm.kernels.products import BFLOAT16, linear
+    from outrider.lm.kernels.records import LINEAR
+
+    layer, inputs = nn.Linear(8, 8, bias=False, dtype=torch.bfloat16), torch.zeros(1, 8)
+    layer.weight.fill_(0.0)
+    layer.weight[:, 0], layer.weight[:, 1] = 1.0, 2.0**-8
+    inputs[:, :2] = 1.0
+    residual, scratch = torch.full((1, 8), 2.0**-7), torch.empty(1, 8)
+    record = np.array([(layer.weight.data_ptr(), 0, 8, 8)], LINEAR)[0]
+    linear(BFLOAT16, record, 0, 8, 1, inputs.data_ptr(), 32, scratch.data_ptr(), residual.data_ptr())
+    expected = layer(inputs.bfloat16()) + torch.tensor(2.0**-7, dtype=torch.bfloat16)
+    assert torch.equal(residual, expected.float())
+    assert residual[0, 0] == 1.0078125  # 1.015625 without the rounding
 
 
 @HALF
@@ -203,6 +222,38 @@ def test_states_between_layers_are_shown_and_change_nothing(
     expected = torch.cat([own[layer][0] for layer in (2, 0, 3, 1)], -1)
     error = (tap.states().float() - expected).norm() / expected.norm()
     assert float(error) < (5e-3 if dtype == torch.float32 else 5e-2)
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.bfloat16, 5e-2)])
+@pytest.mark.parametrize("architecture", TAKEN)
+def test_rows_of_a_tree_are_the_models_own(
+    architecture: str, dtype: torch.dtype, tolerance: float, chosen: None
+) -> None:
+    """Beside a chain: products go through the kernels and attention through torch. Then a path is kept, and rows that
+    follow go through all layers at once over the keys and values that were moved."""
+    engine, model = tiny_engine(architecture, dtype=dtype), own_model(architecture)
+    prefix, other, tokens = text(21, 1), text(9, 2), text(7, 3)
+    parents = np.array([20, 20, 20, 21, 21, 23, 25])
+    sequences = [engine.open(prefix[:1]), engine.open(other[:1])]
+    with counted(engine) as passes:
+        for part in (prefix[:10], prefix[10:20]):
+            engine.forward([Segment(sequences[0], part, 0)])
+        assert passes == [10, 10]
+        new = np.append(prefix[-1:], tokens)
+        tree = Segment(sequences[0], new, 8, np.append(19, parents))
+        rows, chain = engine.forward([tree, Segment(sequences[1], other, 9)])
+        assert passes == [10, 10]
+    close(rows[1:], expect(model, prefix, 21, tokens, parents), tolerance)
+    close(rows[:1], own_logits(model, prefix)[-1:], tolerance)
+    close(chain, own_logits(model, other), tolerance)
+    sequences[0].keep([21, 24])
+    whole = np.concatenate([prefix, tokens[[0, 3]], text(3, 4)]).astype(np.int32)
+    close(engine.forward([Segment(sequences[0], whole[-3:], 3)])[0], own_logits(model, whole)[-3:], tolerance)
+
+
+def close(actual: torch.Tensor, expected: torch.Tensor, tolerance: float) -> None:
+    """Within this part of the largest logit."""
+    assert (actual.float() - expected).abs().max() < tolerance * expected.abs().max()
 
 
 class counted:

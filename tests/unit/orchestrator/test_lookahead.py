@@ -1,5 +1,6 @@
 """F2, F3: the lookahead control in virtual time, against every fixed lookahead."""
 
+import random
 from collections import Counter
 from dataclasses import replace
 
@@ -7,6 +8,7 @@ import pytest
 
 from orchestrator.costs import RoundCost, TargetCosts
 from orchestrator.lookahead import PROBE_LOOKAHEAD, DraftHistory, SessionLookahead
+from outrider.v1.target_pb2 import VerifyTiming
 from tests.harness.pool_sim import Pool, Scene, SimSession
 
 # How many times slower the workers are with so many clients, as in bench/lookahead_cells.py.
@@ -138,3 +140,54 @@ def test_a_block_that_could_be_no_longer_says_nothing_of_what_lies_beyond(longes
         assert session.choose(draft, 4) == 4
         session.learn(RoundCost(0.05, 0.0, 0.0, 0.04, 2), accepted=1, longest=longest)
     assert (draft.survival.rates(2)[1] > 0.5) is kept
+
+
+class Copies:
+    """One session whose proposer copies: it seldom finds anything, and then it is right.
+
+    Args:
+        lookahead: of every block; None for the control.
+        found: how often.
+        jitter: what a round takes longer by chance, in seconds on average.
+    """
+
+    def __init__(self, lookahead: int | None, found: float, jitter: float = 0.0) -> None:
+        self.costs, self.draft, self._dice = TargetCosts(), DraftHistory(), random.Random(3)
+        self.session = SessionLookahead(lookahead or 8, lambda: self.costs, adaptive=lookahead is None)
+        self.found, self._jitter, self.asked = found, jitter, 0
+
+    def rate(self, rounds: int) -> float:
+        """Tokens a second."""
+        tokens, seconds = 0, 0.0
+        for _ in range(rounds):
+            asked = self.session.choose(self.draft, 8)
+            self.asked += asked > 0
+            drafted = asked if self._dice.random() < self.found else 0
+            passes, wait = 0.013 + 0.001 * drafted, 0.0003 if asked else 0.0
+            timing = VerifyTiming(
+                passes=1,
+                batch_items=1,
+                batch_positions=1 + drafted,
+                computed_tokens=1 + drafted,
+                forward_micros=int(1e6 * passes),
+            )
+            self.costs.observe_pass(timing, 1)
+            whole = passes + wait + 0.003 + self._dice.random() * 2.0 * self._jitter
+            self.session.learn(RoundCost(whole, wait, 0.0, passes, 1 + drafted, drafted, drafted), drafted)
+            tokens, seconds = tokens + 1 + drafted, seconds + whole
+        return tokens / seconds
+
+
+@pytest.mark.parametrize("found", [0.03, 0.1, 0.9])
+def test_copies_cost_no_positions_where_there_are_none(found: float) -> None:
+    assert Copies(None, found).rate(3000) > WITHIN * Copies(8, found).rate(3000)
+
+
+def test_what_probes_for_copies_costs_is_what_they_wait() -> None:
+    """Rounds are longer and shorter by chance: that is no reason to look less often."""
+    run = Copies(None, 0.0, jitter=0.01)
+    run.rate(1000)
+    assert run.draft.common == 0
+    run.found, run.asked = 0.3, 0
+    run.rate(60)
+    assert run.asked > 30

@@ -1,6 +1,7 @@
 """Trees or chains, in virtual time: whatever the workers cost, no worse than the best chain, nor than the best tree."""
 
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import count
 
@@ -23,6 +24,7 @@ class Scene:
         chain, tree: how often one more token is kept, of a chain and of a tree.
         position: what a position adds to the target's pass.
         step: of the draft; a tree's takes `level` times as long.
+        reach: how deep trees get.
     """
 
     chain: float
@@ -32,6 +34,7 @@ class Scene:
     level: float = 1.5
     target: float = 0.03
     rest: float = 0.001
+    reach: int = LONGEST
 
 
 class Run:
@@ -43,9 +46,13 @@ class Run:
         self.session = SessionLookahead(depth or LONGEST, lambda: self.costs, adaptive=depth is None)
         self.treed = 0
 
-    def rate_of(self, depth: int) -> float:
-        """How often a tree of this depth keeps one more token."""
-        return self.scene.tree
+    def rates_of(self, depth: int) -> Sequence[float]:
+        """How often a tree of this depth keeps one more token, by level."""
+        return [self.scene.tree] * depth
+
+    def chain_rates(self, depth: int) -> Sequence[float]:
+        """The same of a chain."""
+        return [self.scene.chain] * depth
 
     def rate(self, rounds: int) -> float:
         """Tokens a second."""
@@ -54,11 +61,12 @@ class Run:
             depth = self.session.choose(self.draft, LONGEST, self.trees)
             tree = self.session.tree
             self.treed += tree
-            rate = self.rate_of(depth) if tree else scene.chain
-            kept = next(at for at in count() if at == depth or self._random.random() > rate)
+            reach = min(depth, scene.reach) if tree else depth
+            rates = self.rates_of(reach) if tree else self.chain_rates(depth)
+            kept = next(at for at in count() if at == reach or self._random.random() > rates[at])
             drafted = NODES if tree else depth
             took = scene.target + scene.position * (1 + drafted)
-            wait = depth * scene.step * (scene.level if tree else 1.0)
+            wait = reach * scene.step * (scene.level if tree else 1.0)
             timing = VerifyTiming(
                 passes=1,
                 batch_items=1,
@@ -68,7 +76,7 @@ class Run:
             )
             self.costs.observe_pass(timing, 1)
             whole = took + wait + scene.rest
-            self.session.learn(RoundCost(whole, wait, 0.0, took, 1 + kept, drafted > 0), kept)
+            self.session.learn(RoundCost(whole, wait, 0.0, took, 1 + kept, drafted, reach), kept)
             tokens, seconds = tokens + 1 + kept, seconds + whole
         return tokens / seconds
 
@@ -162,8 +170,8 @@ def test_a_tree_says_nothing_of_chains() -> None:
 class Uneven(Run):
     """A tree as deep as it may be spreads its tokens thin: shallow ones get further than deep ones at each level."""
 
-    def rate_of(self, depth: int) -> float:
-        return 0.9 if depth <= 2 else 0.45
+    def rates_of(self, depth: int) -> Sequence[float]:
+        return [0.9 if depth <= 2 else 0.45] * depth
 
 
 def test_what_a_shallow_tree_gives_says_nothing_of_a_deep_one() -> None:
@@ -174,6 +182,36 @@ def test_what_a_shallow_tree_gives_says_nothing_of_a_deep_one() -> None:
     control.rate(300)
     assert control.rate(5000) > WITHIN * best
     assert control.treed > 4000
+
+
+class Flat(Run):
+    """As in bench/lookahead_cells.py with --draft noise=0.7 and 12 nodes: the draft thinks many tokens about as likely,
+    so that trees are broad and end early."""
+
+    def rates_of(self, depth: int) -> Sequence[float]:
+        return {1: [0.97], 2: [0.85, 0.7], 3: [0.82, 0.63, 0.62]}[min(depth, 3)]
+
+    def chain_rates(self, depth: int) -> Sequence[float]:
+        return ([0.57, 0.75, 0.56, 0.75] + [0.5] * depth)[:depth]
+
+
+@pytest.mark.parametrize("level", [1.2, 4.0])
+def test_what_is_found_out_about_trees_costs_little(level: float) -> None:
+    """Of few rounds, and whether trees pay or not."""
+    scene = Scene(0.0, 0.0, position=0.0004, step=0.0026, level=level, target=0.025, rest=0.002, reach=3)
+    seeds = range(20)
+    chains = sum(Flat(scene, 2, trees=False, seed=seed).rate(400) for seed in seeds)
+    assert sum(Flat(scene, seed=seed).rate(400) for seed in seeds) > WITHIN * chains
+
+
+def test_trees_are_not_asked_to_be_deeper_than_they_get() -> None:
+    run = Run(Scene(0.5, 0.8, reach=3))
+    run.rate(500)
+    assert run.trees is not None
+    assert set(run.trees.trees) == {2, 4}
+    run.scene = Scene(0.5, 0.8)
+    run.rate(2000)
+    assert run.trees.trees[8].rounds
 
 
 def test_a_stalled_round_is_not_like_those_to_come() -> None:
