@@ -65,7 +65,7 @@ def main() -> None:
     torch.set_num_threads(options.threads)
     table = Table()
     for title in ("draft", "tokens a pass", "by position", "when sampling"):
-        table.add_column(title, justify="left" if title == "draft" else "right")
+        table.add_column(title, justify="left" if title == "draft" else "right", overflow="fold")
     with told():
         for draft in options.drafts:
             try:

@@ -69,6 +69,10 @@ class EagleConfig:
     def as_json(self) -> dict[str, Any]:
         """The plain spelling."""
         settings = self.llama.to_diff_dict() | {"num_hidden_layers": 1, "model_type": "llama"}
+        # As older readers spell it.
+        rope: dict[str, Any] = dict(self.llama.rope_parameters or {})
+        settings["rope_theta"] = rope.pop("rope_theta", None)
+        settings["rope_scaling"] = rope if rope.get("rope_type", "default") != "default" else None
         if self.kind == 1:
             return settings | {"architectures": ["EagleLlamaForCausalLM"]}
         made = settings | {"architectures": ["LlamaForCausalLMEagle3"], "target_hidden_size": self.target_size}
