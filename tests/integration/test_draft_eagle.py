@@ -124,6 +124,10 @@ async def test_without_a_block_to_make_nothing_is_computed_before_the_features_c
         assert "features end before position 20, not 21" in draft_error(event).message
         event = await stream.ask(fed(advance_command("s", TEXT[:23], 3, new=2), "1", 20, 22))
         assert block_of(event)[0] == greedy("1", 23, 0, 3)
+        # Nor where it holds another text that begins alike.
+        assert block_of(await stream.ask(open_command("s", [*TEXT[:9], 1, 2, 3], 0, law=GREEDY)))[0] == []
+        event = await stream.ask(fed(open_command("s", TEXT[:12], 3, law=GREEDY), "1", 0, 11))
+        assert block_of(event)[0] == greedy("1", 12, 0, 3)
 
 
 async def test_the_law_that_is_shipped_is_the_law_that_was_drawn_from() -> None:

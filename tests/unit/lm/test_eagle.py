@@ -11,8 +11,8 @@ from outrider.lm.eagle import EagleEngine, window_of
 from outrider.lm.eagle_sequence import EagleSequence
 from outrider.lm.engine import OutOfPages, Segment
 from outrider.lm.features import FeatureWindow
-from tests.harness.eagle import KINDS, Played, eagle_engine
-from tests.harness.engines_lm import assert_same, text
+from tests.harness.eagle import KINDS, Played, assert_says, eagle_engine
+from tests.harness.engines_lm import text
 from tests.harness.models import VOCAB
 from tests.harness.workers import int32
 
@@ -24,7 +24,7 @@ def step(played: Sequence[Played], new: Sequence[Sequence[int]]) -> None:
     segments = [it.segment(tokens) for it, tokens in zip(played, new, strict=True)]
     for it, tokens, rows in zip(played, new, played[0].engine.forward(segments), strict=True):
         it.text += list(tokens)
-        assert_same(rows, it.expected(len(tokens)))
+        assert_says(rows, it.expected(len(tokens)))
 
 
 @every_kind
@@ -50,7 +50,7 @@ def test_many_sessions_in_one_pass(kind: str) -> None:
     rows = engine.forward(segments)
     for it, said in zip(played, rows, strict=True):
         it.text += [7] if it in played[:4] else []
-        assert_same(said, it.expected(len(said)))
+        assert_says(said, it.expected(len(said)))
     for tokens in ([1, 2, 3, 4, 5, 6], [6, 5, 4, 3, 2, 1]):
         step(played, [[token] for token in tokens])
 
@@ -65,12 +65,12 @@ def test_what_was_drafted_is_computed_again_with_the_targets_states(kind: str) -
     played.commit(12, [33])
     assert played.sequence.length == 10
     (rows,) = played.engine.forward([played.first()])
-    assert_same(rows, played.expected(3))
+    assert_says(rows, played.expected(3))
     step([played], [[4]])
     # Nothing is accepted.
     played.commit(13, [20])
     (rows,) = played.engine.forward([played.first()])
-    assert_same(rows, played.expected(1))
+    assert_says(rows, played.expected(1))
 
 
 @every_kind
@@ -85,10 +85,10 @@ def test_trees(kind: str) -> None:
         segments = [it.branching(tokens, parents) for it in played]
         rows = engine.forward([*segments, chain.segment(tokens[:1])])
         chain.text.append(tokens[0])
-        assert_same(rows.pop(), chain.expected(1))
+        assert_says(rows.pop(), chain.expected(1))
         for it, said in zip(played, rows, strict=True):
             it.grow(tokens, parents)
-            assert_same(said, it.expected_of_tree(len(tokens)))
+            assert_says(said, it.expected_of_tree(len(tokens)))
     # Token 8 after 5 is accepted: the tree goes, and what was accepted is computed again.
     for it, known in zip(played, (13, 22), strict=True):
         sequence = it.sequence
@@ -97,7 +97,7 @@ def test_trees(kind: str) -> None:
         it.text = [*it.text[:known], 5, 8]
         it.commit(known + 2, [1])
     for it, said in zip(played, engine.forward([it.first() for it in played]), strict=True):
-        assert_same(said, it.expected(3))
+        assert_says(said, it.expected(3))
 
 
 @every_kind
@@ -114,9 +114,9 @@ def test_after_a_lost_state_the_window_alone_is_there_and_drafts_are_made_one_af
     # Whole text and both drafts in one segment, beside one of another session.
     segments = [played.first(), other.segment([3])]
     rows = engine.forward(segments)
-    assert_same(rows[0], played.expected(22 - 9))
+    assert_says(rows[0], played.expected(22 - 9))
     other.text.append(3)
-    assert_same(rows[1], other.expected(1))
+    assert_says(rows[1], other.expected(1))
     assert (played.sequence.begin, played.sequence.length) == (9, 22)
     step([played, other], [[4], [5]])
 
@@ -133,7 +133,7 @@ def test_a_lost_tree_is_computed_again_level_by_level(kind: str) -> None:
     following = np.concatenate([np.arange(12) - 1, tree.parents])
     (rows,) = played.engine.forward([Segment(played.sequence, whole, 6, following, fed=played.fed())])
     played.grow(tokens, parents)
-    assert_same(rows, played.expected_of_tree(6))
+    assert_says(rows, played.expected_of_tree(6))
 
 
 def test_a_long_text_comes_in_pieces_and_what_has_no_state_before_it_costs_no_page() -> None:
@@ -144,7 +144,7 @@ def test_a_long_text_comes_in_pieces_and_what_has_no_state_before_it_costs_no_pa
         (rows,) = engine.forward(
             [Segment(played.sequence, int32(played.text[start:stop]), int(stop == 70), fed=played.fed())]
         )
-    assert_same(rows, played.expected(1))
+    assert_says(rows, played.expected(1))
     assert played.sequence.begin == 51
     assert engine.pages()[0] == -(-19 // 4)
     played.sequence.free()
@@ -157,7 +157,7 @@ def test_two_windows_of_one_text_share_nothing() -> None:
     played = [Played(engine, "3", int32([5] * 16), known=16, since=since) for since in (0, 0, 4)]
     for it in played:
         (rows,) = engine.forward([it.first()])
-        assert_same(rows, it.expected(len(rows)))
+        assert_says(rows, it.expected(len(rows)))
     assert engine.shared_pages() == 0
     assert engine.pages()[0] == 4 + 4 + 3
 
@@ -223,7 +223,7 @@ def test_a_pass_that_fails_leaves_the_sequences_as_they_were(monkeypatch: pytest
     assert (fresh.sequence.length, played.sequence.length, engine.pages()) == (0, 9, before)
     step([played], [[5]])
     (rows,) = engine.forward([fresh.first()])
-    assert_same(rows, fresh.expected(len(rows)))
+    assert_says(rows, fresh.expected(len(rows)))
 
 
 def test_truncated_before_its_first_entry_a_sequence_begins_anew(tmp_path: Path) -> None:
@@ -235,7 +235,7 @@ def test_truncated_before_its_first_entry_a_sequence_begins_anew(tmp_path: Path)
     played.since = 3
     (rows,) = played.engine.forward([Segment(played.sequence, int32(played.text[6:]), 1, fed=played.fed())])
     played.first_entry = 6
-    assert_same(rows, played.expected(1))
+    assert_says(rows, played.expected(1))
 
 
 def test_the_window_fits_into_its_bytes() -> None:

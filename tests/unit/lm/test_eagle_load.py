@@ -13,8 +13,8 @@ from outrider.lm.engine import ModelRefused, Segment
 from outrider.lm.features import FeatureWindow, Feeding
 from outrider.lm.load import EngineOptions
 from outrider.lm.load_heads import load_eagle
-from tests.harness.eagle import KEPT, SIZE, random_eagle1, random_eagle3, said_by_formula, settings, write
-from tests.harness.engines_lm import assert_same, own_model, text
+from tests.harness.eagle import KEPT, SIZE, assert_says, random_eagle1, random_eagle3, said_by_formula, settings, write
+from tests.harness.engines_lm import own_model, text
 from tests.harness.models import VOCAB, save_tiny
 
 FED = "eagle_aux_hidden_state_layer_ids"
@@ -45,7 +45,7 @@ def test_a_head_takes_of_its_target_what_it_has_not(tmp_path: Path, kind: int, o
     (logits,) = engine.forward([Segment(engine.open(tokens), tokens, 8, fed=said)])
     given = {at: state.float() for at, state in enumerate(states)}
     expected = said_by_formula(tensors, words, rows, tokens.tolist(), given)
-    assert_same(logits, expected)
+    assert_says(logits, expected)
     if kind == 3:
         assert np.flatnonzero(logits[0] > -1e29).tolist() == KEPT.tolist()
 
