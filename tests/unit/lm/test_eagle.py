@@ -154,8 +154,11 @@ def test_a_long_text_comes_in_pieces_and_what_has_no_state_before_it_costs_no_pa
 def test_two_windows_of_one_text_share_nothing() -> None:
     engine = eagle_engine("3")
     # A text of one token: were pages found by their tokens, these would be.
-    played = [Played(engine, "3", int32([5] * 16), known=16, since=since) for since in (0, 0, 4)]
-    for it in played:
+    played = []
+    for since in (0, 0, 4):
+        it = Played(engine, "3", int32([5] * 16), known=16, since=since)
+        assert it.sequence.length == 0
+        played.append(it)
         (rows,) = engine.forward([it.first()])
         assert_says(rows, it.expected(len(rows)))
     assert engine.shared_pages() == 0
