@@ -1,6 +1,6 @@
 """Every way of making blocks beside the others and beside plain decoding, on three workloads, in one run, taking turns.
 
-    python -m bench.proposers [--proposers model suffix ...] [--output DIRECTORY]
+    python -m bench.proposers [--proposers model suffix ...] [--eagle DIR] [--output DIRECTORY]
 
 For each proposer and workload: tokens a target pass, the mean length of what is accepted of a block, what the draft
 computed for it and what rounds waited for it, bytes of a round on the wire, tokens a second, and how many times those
@@ -45,6 +45,8 @@ PROPOSERS = ("model", "prompt_lookup", "suffix", "suffix_or_model", "auto")
 COMBINED, AUTO, AUTO_LIMIT = "suffix_or_model", "auto", 0.97
 # The workload whose answers quote their prompts, and what `suffix` is to give there.
 QUOTING, SUFFIX_GOAL = "quoting", 3.0
+# Made of the target, and offered where the command line says of what.
+HEADS = ("early_exit", "medusa", "eagle")
 
 
 @dataclass(frozen=True)
@@ -179,6 +181,7 @@ def system_of(options: argparse.Namespace, directory: str) -> SystemOptions:
     offered = tuple(name for name in options.proposers if name != AUTO)
     started = {"proposers": offered, "port": 0, "target_threads": options.threads}
     started["draft_threads"] = options.threads
+    started |= {name: getattr(options, name) for name in HEADS}
     if options.smoke:
         model = tiny_model(directory)
         return SystemOptions(model, model, dtype="float32", **started)  # type: ignore[arg-type]
@@ -188,11 +191,15 @@ def system_of(options: argparse.Namespace, directory: str) -> SystemOptions:
     return SystemOptions(demo.target, demo.draft, dtype=demo.dtype, **started)  # type: ignore[arg-type]
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
+    """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--target", default="", help="MODEL; the demo's pair without it")
     parser.add_argument("--draft", default="", help="MODEL")
     parser.add_argument("--proposers", nargs="+", choices=[it.value for it in ProposerName], default=list(PROPOSERS))
+    parser.add_argument("--early-exit", metavar="DIR", default="", help="a trained exit, measured as well")
+    parser.add_argument("--medusa", metavar="DIR", default="", help="Medusa heads, measured as well")
+    parser.add_argument("--eagle", metavar="DIR", default="", help="an EAGLE head, measured as well")
     parser.add_argument("--workloads", nargs="+", choices=WORKLOADS, default=list(WORKLOADS))
     parser.add_argument("--lookahead", type=int, help="longest block; without it every round's is chosen by goodput")
     parser.add_argument("--tokens", type=int, default=128, help="most of each answer")
@@ -204,8 +211,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--output", type=Path, help="directory for proposers.json and proposers.svg")
     parser.add_argument("--smoke", action="store_true", help="a tiny random model: shows that this runs")
     options = parser.parse_args(arguments)
+    options.proposers = list(dict.fromkeys((*options.proposers, *(name for name in HEADS if getattr(options, name)))))
     if options.smoke:
         options.repeats, options.tokens, options.requests, options.lookahead = 1, 24, 1, 4
+    return options
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    options = parsed(arguments)
     with tempfile.TemporaryDirectory() as directory:
         with told():
             system = system_of(options, directory)

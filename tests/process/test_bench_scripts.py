@@ -70,8 +70,6 @@ async def test_proposers(goal: str, code: int, tmp_path: Path) -> None:
     report = json.loads((tmp_path / "proposers.json").read_text())
     assert {row["proposer"] for row in report["rows"]} == {"plain", *proposers.PROPOSERS}
     assert all(row["same_tokens"] == 1.0 for row in report["rows"])
-    copied = [row for row in report["rows"] if row["proposer"] in ("prompt_lookup", "suffix")]
-    assert all(row["draft_ms"] < 5.0 for row in copied)
     assert (tmp_path / "proposers.svg").read_text().count("</svg>") == 1
 
 
