@@ -11,6 +11,7 @@ into the window these are the positions of the original, which gives the first e
 from collections.abc import Sequence
 from dataclasses import replace
 
+import numpy as np
 import torch
 
 from outrider.law.sparse import Int32Array
@@ -114,8 +115,10 @@ class EagleEngine:
             pieces.append(Piece(row, len(part.tokens), part.start, part.pages(self._pool.page_size), part.branches))
             row += len(part.tokens)
         batch = RaggedBatch(pieces, self._storage.null_page, self._pool.page_size, self._head.device)
-        tokens = torch.cat([torch.from_numpy(part.tokens).long() for part in parts]).to(self._head.device)
-        outputs = self._head.outputs(tokens, self._states(parts), batch.positions, PagedPass(self._storage, batch))
+        tokens = torch.from_numpy(np.concatenate([part.tokens for part in parts]).astype(np.int64))
+        outputs = self._head.outputs(
+            tokens.to(self._head.device), self._states(parts), batch.positions, PagedPass(self._storage, batch)
+        )
         return torch.split(outputs, [len(part.tokens) for part in parts])
 
     def _states(self, parts: Sequence[Part]) -> torch.Tensor:
