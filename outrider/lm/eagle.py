@@ -27,7 +27,7 @@ from outrider.lm.kv_storage import KvStorage
 from outrider.lm.ragged import Piece, RaggedBatch
 
 # Tokens of a text whose features it is fed with, and the bytes that these may take (docs/decisions.md).
-_WINDOW, _WINDOW_BYTES = 128, 2 << 20
+_WINDOW, _WINDOW_BYTES = 32, 2 << 20
 
 
 def window_of(width: int) -> int:

@@ -243,7 +243,7 @@ def test_truncated_before_its_first_entry_a_sequence_begins_anew(tmp_path: Path)
 
 def test_the_window_fits_into_its_bytes() -> None:
     """With the longest block, what a target is asked for stays within the wire's limit."""
-    assert [window_of(width) for width in (2048, 3 * 4096, 3 * 8192)] == [128, 85, 42]
+    assert [window_of(width) for width in (2048, 3 * 4096, 3 * 16384)] == [32, 32, 21]
     assert window_of(10**7) == 1
 
 
