@@ -68,7 +68,7 @@ async def test_it_says_what_it_wants() -> None:
     async with start_draft(eagle_engine("3"), **SETTINGS) as draft:
         info = await draft.info()
         assert list(info.proposers) == [draft_pb2.PROPOSER_EAGLE]
-        wants = draft_pb2.Feeding(proposer=draft_pb2.PROPOSER_EAGLE, layers=[2, 1, 0], hidden_size=SIZE, window=128)
+        wants = draft_pb2.Feeding(proposer=draft_pb2.PROPOSER_EAGLE, layers=[2, 1, 0], hidden_size=SIZE, window=32)
         assert list(info.feedings) == [wants]
 
 

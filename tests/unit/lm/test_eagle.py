@@ -252,5 +252,5 @@ def test_engines_say_what_they_want() -> None:
         engine: EagleEngine = eagle_engine(kind)
         feeding = engine.info.feeding
         assert feeding is not None
-        assert (feeding.layers, feeding.hidden_size, feeding.window, feeding.longest) == (layers, 32, 128, 0)
+        assert (feeding.layers, feeding.hidden_size, feeding.window, feeding.longest) == (layers, 32, 32, 0)
         assert (engine.info.hidden_size, engine.info.layers) == (0, 0)

@@ -36,7 +36,7 @@ def test_a_head_takes_of_its_target_what_it_has_not(tmp_path: Path, kind: int, o
         tensors["embed_tokens.weight"] = words = torch.randn(VOCAB, SIZE, generator=torch.Generator().manual_seed(2))
     target = save_tiny(tmp_path / "target", "llama")
     engine = load_eagle(write(tmp_path / "head", tensors, settings()), target, OPTIONS)
-    assert engine.info.feeding == Feeding((3,) if kind == 1 else (2, 1, 0), SIZE, 128)
+    assert engine.info.feeding == Feeding((3,) if kind == 1 else (2, 1, 0), SIZE, 32)
     assert (engine.info.vocab_size, engine.info.context_length) == (VOCAB, 80)
     assert engine.info.eos_token_ids == (2,)
     said, tokens = FeatureWindow(50), text(9, 1)
