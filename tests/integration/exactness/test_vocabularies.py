@@ -1,14 +1,16 @@
 """Drafts of another vocabulary: whatever they draft and however it is translated, the output is the target's."""
 
-from collections.abc import AsyncIterator
+import time
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
+import torch
 
 from draft_service.config import TranslationWay
 from outrider.law.draft import truncate
-from outrider.lm.engine import Engine
+from outrider.lm.engine import Engine, Segment
 from outrider.lm.synthetic import SyntheticEngine
 from outrider.lm.synthetic_spec import SyntheticSpec
 from outrider.lm.tokenizer import vocabulary_of
@@ -28,6 +30,7 @@ from outrider.v1.orchestrator_pb2 import (
     OrchestratorServiceGetInfoRequest,
 )
 from outrider.v1.types_pb2 import Grammar
+from tests.harness.faults import HookedEngine
 from tests.harness.orchestrator import Generation, ask
 from tests.harness.outcomes import RIGHT, Sampling, enumerate_outcomes, p_value
 from tests.harness.system import RunningSystem, start_system
@@ -183,11 +186,23 @@ async def test_special_tokens_in_the_prompt_and_halves_of_characters(tokenizer: 
             assert said[1].drafted > 0
 
 
+def unhurried(engine: Engine) -> Engine:
+    """Passes are long enough for a block to be made meanwhile, on any machine."""
+    slow = HookedEngine(engine)
+
+    def wait(segments: Sequence[Segment], rows: list[torch.Tensor]) -> list[torch.Tensor]:
+        time.sleep(0.03)
+        return rows
+
+    slow.edit = wait
+    return slow
+
+
 async def test_drafting_ahead_goes_on_in_another_vocabulary(tokenizer: str) -> None:
     """Without mistakes on either side every block is accepted whole, and all but the first were there before."""
     target, own = target_tokenizer(), OWN["larger byte-level"][0]()
     draft = translated(target, own, reciting(own))
-    async with start_system(reciting(target), draft, tokenizer=tokenizer) as system:
+    async with start_system(unhurried(reciting(target)), draft, tokenizer=tokenizer) as system:
         (one,) = await system.generate_all([ask(prompt(0), max_tokens=80, lookahead=4, temperature=0.0)])
         rounds = [each for each in one.rounds if each.drafted]
         assert acceptance([one]) > 0.6
