@@ -431,7 +431,8 @@ class Drafting:
         # A rule that compares tokens trusts the draft in nothing: there is nothing to audit.
         if len(tokens) and not self._plan.judged_by_token and await self._audits.result(claim) is not None:
             return self._invalid("audit")
-        if self._grammar and self._committed and not legal(self._grammar, self._committed.view(), tokens, tree):
+        grammar, committed = self._grammar, self._committed
+        if grammar is not None and committed is not None and not legal(grammar, committed.view(), tokens, tree):
             return self._invalid("grammar")
         self._link.breaker.success()
         if not len(tokens):

@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
+from typing import Any
 
 from orchestrator.metrics import Metrics
 from outrider.lm.engine import Engine
@@ -93,3 +94,13 @@ async def start_system(
             )
         )
         yield RunningSystem(running_target, running_draft, running, meters)
+
+
+def forget_sessions(running: RunningSystem) -> None:
+    """The draft worker loses all of them, as by an eviction; to be called in its engine thread."""
+    assert running.draft is not None
+    scheduler: Any = running.draft.service._scheduler
+    for proposer in scheduler._proposers.values():
+        for session in list(proposer.cache):
+            proposer.cache.drop(session)
+            scheduler._evicted(session.key)

@@ -120,6 +120,17 @@ async def test_a_mutant_of_the_rule_fails_with_suffix_too(fault: str, monkeypatc
     assert p_value(law, [one.ids[:LENGTH] for one in generations]) < ALPHA
 
 
+async def test_trees_are_remembered_by_the_proposer_that_makes_them() -> None:
+    asked = request("model", ACCEPTANCE_COUPLED, max_tokens=30)
+    asked.speculation.proposer, asked.speculation.max_nodes = draft_pb2.PROPOSER_AUTO, 6
+    async with system("suffix_or_model") as running:
+        await running.generate(asked)
+        (link,) = running.orchestrator.core.drafts.links
+        kinds = {kind for kind, _, _ in link.trees}
+    assert kinds
+    assert draft_pb2.PROPOSER_UNSPECIFIED not in kinds
+
+
 @pytest.mark.parametrize("named", [True, False])
 @pytest.mark.parametrize("rule", BY_TOKEN)
 async def test_what_the_orchestrator_chooses_changes_no_token(rule: "Acceptance.ValueType", named: bool) -> None:

@@ -13,7 +13,7 @@ from tests.harness.engines_lm import own_model, served_tiny_engine
 from tests.harness.medusa import walking_model, walking_target
 from tests.harness.models import VOCAB
 from tests.harness.orchestrator import Generation, ask
-from tests.harness.system import RunningSystem, start_system
+from tests.harness.system import RunningSystem, forget_sessions, start_system
 from tests.harness.walking_eagle import walking_eagle, walking_tensors
 
 SCALE = 6.0
@@ -87,16 +87,6 @@ async def test_after_the_draft_lost_its_sessions() -> None:
     assert draft.wrong == []
     assert len(draft.begins) == 2
     assert len(said.tokens) == 60
-
-
-def forget_sessions(running: RunningSystem) -> None:
-    """In the engine thread, as an eviction would."""
-    assert running.draft is not None
-    scheduler: Any = running.draft.service._scheduler
-    for proposer in scheduler._proposers.values():
-        for session in list(proposer.cache):
-            proposer.cache.drop(session)
-            scheduler._evicted(session.key)
 
 
 async def test_where_pages_are_few_and_sessions_displace_each_other() -> None:

@@ -22,7 +22,7 @@ from tests.harness.medusa import HEADS, SIZE, next_token, walking_heads, walking
 from tests.harness.models import VOCAB
 from tests.harness.orchestrator import Generation, RunningOrchestrator, ask, start_orchestrator
 from tests.harness.outcomes import RIGHT, Sampling, enumerate_outcomes, p_value
-from tests.harness.system import RunningSystem, start_system, synthetic
+from tests.harness.system import RunningSystem, forget_sessions, start_system, synthetic
 from tests.harness.walking_eagle import walking_eagle
 from tests.harness.workers import start_draft, start_target
 
@@ -161,16 +161,6 @@ async def test_a_draft_that_lost_its_sessions_is_fed_again(proposer: str) -> Non
     after = said.rounds[without[-1] + 1 :]
     assert after
     assert all(one.accepted == 3 for one in after[:-1])
-
-
-def forget_sessions(system: RunningSystem) -> None:
-    """In the engine thread, as an eviction would."""
-    assert system.draft is not None
-    scheduler: Any = system.draft.service._scheduler
-    for proposer in scheduler._proposers.values():
-        for session in list(proposer.cache):
-            proposer.cache.drop(session)
-            scheduler._evicted(session.key)
 
 
 @every_draft
