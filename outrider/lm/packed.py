@@ -1,6 +1,6 @@
 """Linear weights packed once for the CPU's matrix kernels (oneDNN): twice as fast at the few positions of a round.
 
-oneDNN has none for bfloat16 on a CPU without AVX-512: there a kernel of ours takes the weights as they are.
+oneDNN has none for bfloat16 on a CPU without AVX-512: there a kernel of ours takes them, packed in its own way.
 """
 
 from functools import cache
@@ -31,7 +31,7 @@ class PackedLinear(nn.Module):
 
 
 class KernelLinear(nn.Module):
-    """The same by a kernel of ours, over the nn.Linear's own weight: no copy.
+    """The same by a kernel of ours.
 
     Attributes:
         record: of the weights, for other kernels.
@@ -39,14 +39,16 @@ class KernelLinear(nn.Module):
 
     def __init__(self, linear: nn.Linear) -> None:
         from outrider.lm.kernels.compiled import linear_record
+        from outrider.lm.kernels.panels import panelled
 
         super().__init__()
         found = kernels()
         assert found is not None
         self.in_features, self.out_features = linear.in_features, linear.out_features
-        self.weight = nn.Parameter(linear.weight.detach().contiguous(), requires_grad=False)
+        self._panels = panelled(linear.weight.detach())
         self._bias = None if linear.bias is None else linear.bias.detach().float().contiguous()
-        self._kernels, self.record = found, linear_record(self.weight, self._bias)
+        self._kernels = found
+        self.record = linear_record(self._panels, (linear.out_features, linear.in_features), self._bias)
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
         """[..., in_features] to [..., out_features]"""

@@ -209,9 +209,9 @@ class Work:
     held: list[object]
 
 
-def linear_record(weight: torch.Tensor, bias: torch.Tensor | None) -> Record:
-    """LINEAR of a weight [outputs, inputs] and a bias [outputs] in float32, which must outlive it."""
+def linear_record(panels: torch.Tensor, shape: tuple[int, int], bias: torch.Tensor | None) -> Record:
+    """LINEAR of weights in panels, [outputs, inputs] their shape, and a bias [outputs] in float32; both outlive it."""
     record = np.zeros((), LINEAR)
-    record["weights"], record["bias"] = weight.data_ptr(), 0 if bias is None else bias.data_ptr()
-    record["outputs"], record["inputs"] = weight.shape
+    record["weights"], record["bias"] = panels.data_ptr(), 0 if bias is None else bias.data_ptr()
+    record["outputs"], record["inputs"] = shape
     return record

@@ -70,8 +70,8 @@ def feed_forward(kind: Any, job: Any, layer: Any, thread: int, threads: int) -> 
     width = layer.down.inputs
     first, end = share(width, thread, threads)
     row_size, size = layer.gate_up.outputs * 4, job.size * 4
-    linear(kind, layer.gate_up, first, end, job.rows, job.normed, size, job.gate_up, 0)
-    linear(kind, layer.gate_up, width + first, width + end, job.rows, job.normed, size, job.gate_up, 0)
+    linear(kind, layer.gate_up, first, end, job.rows, job.normed, size, job.gate_up, False)
+    linear(kind, layer.gate_up, width + first, width + end, job.rows, job.normed, size, job.gate_up, False)
     for row in range(job.rows):
         at = job.gate_up + row * row_size
         gated(at + first * 4, at + (width + first) * 4, end - first)
@@ -79,7 +79,7 @@ def feed_forward(kind: Any, job: Any, layer: Any, thread: int, threads: int) -> 
             put(FLOAT, at, column, rounded(kind, number(at, column)))
     barrier()
     first, end = share(job.size, thread, threads)
-    linear(kind, layer.down, first, end, job.rows, job.gate_up, row_size, job.normed, job.hidden)
+    linear(kind, layer.down, first, end, job.rows, job.gate_up, row_size, job.hidden, True)
 
 
 @njit(nogil=True, cache=True)  # type: ignore[untyped-decorator]
@@ -93,7 +93,7 @@ def through_layers(kind: Any, job: Any, thread: int, threads: int) -> None:
         norm_rows(kind, job, layer.before_attention, thread, threads)
         barrier()
         first, end = share(mixed.outputs, thread, threads)
-        linear(kind, mixed, first, end, job.rows, job.normed, size, job.mixed, 0)
+        linear(kind, mixed, first, end, job.rows, job.normed, size, job.mixed, False)
         barrier()
         place_heads(kind, job, layer, thread, threads)
         barrier()
@@ -101,7 +101,7 @@ def through_layers(kind: Any, job: Any, thread: int, threads: int) -> None:
         barrier()
         first, end = share(job.size, thread, threads)
         wide = layer.output.inputs * 4
-        linear(kind, layer.output, first, end, job.rows, job.attention.output, wide, job.normed, job.hidden)
+        linear(kind, layer.output, first, end, job.rows, job.attention.output, wide, job.hidden, True)
         barrier()
         norm_rows(kind, job, layer.before_mlp, thread, threads)
         barrier()
@@ -113,7 +113,7 @@ def through_layers(kind: Any, job: Any, thread: int, threads: int) -> None:
 def one_linear(kind: Any, job: Any, thread: int, threads: int) -> None:
     """A thread's part of a PRODUCT."""
     first, end = share(job.linear.outputs, thread, threads)
-    linear(kind, job.linear, first, end, job.rows, job.input, job.linear.inputs * 4, job.output, 0)
+    linear(kind, job.linear, first, end, job.rows, job.input, job.linear.inputs * 4, job.output, False)
 
 
 def pass_bfloat16(data: Any) -> None:

@@ -52,6 +52,16 @@ class Code:
         """Writes a float32 or a vector of them."""
         self.builder.store(value, self.pointer(address, value.type), align=4)
 
+    def some(self, address: ir.Value, here: ir.Value) -> ir.Value:
+        """Eight float32 of which only those of the lanes `here` are read; 0 in the others."""
+        kind = ir.FunctionType(FLOATS, [FLOATS.as_pointer(), INT, here.type, FLOATS])
+        load = cgutils.get_or_insert_function(self.builder.module, kind, "llvm.masked.load.v8f32.p0")
+        return self.builder.call(load, [self.pointer(address, FLOATS), INT(4), here, lanes(0.0)])
+
+    def store_some(self, value: ir.Value, address: ir.Value, here: ir.Value) -> None:
+        """Writes the lanes `here` of eight float32."""
+        self.call("llvm.masked.store.v8f32.p0", ir.VoidType(), value, self.pointer(address, FLOATS), INT(4), here)
+
     def call(self, name: str, kind: ir.Type, *arguments: ir.Value) -> ir.Value:
         """One of LLVM's own functions."""
         declared = ir.FunctionType(kind, [it.type for it in arguments])
@@ -62,8 +72,9 @@ class Code:
         return self.call("llvm.fma.v8f32", FLOATS, first, second, added)
 
     def splat(self, value: ir.Value) -> ir.Value:
-        """A float32 in every lane."""
-        one = self.builder.insert_element(ir.Constant(FLOATS, ir.Undefined), value, INT(0))
+        """A number in every lane."""
+        kind = ir.VectorType(value.type, LANES)
+        one = self.builder.insert_element(ir.Constant(kind, ir.Undefined), value, INT(0))
         return self.builder.shuffle_vector(one, one, ir.Constant(INTS, [0] * LANES))
 
     def prefetch(self, address: ir.Value) -> None:
@@ -106,11 +117,20 @@ class Code:
         return build.fmul(series, build.bitcast(power, FLOATS))
 
     def rounded(self, value: ir.Value) -> ir.Value:
-        """The bits of a float32 rounded to bfloat16, to nearest even, in an int32; NaN stays one."""
-        build, bits = self.builder, self.builder.bitcast(value, INT)
-        odd = build.and_(build.lshr(bits, INT(16)), INT(1))
-        near = build.and_(build.add(build.add(bits, INT(0x7FFF)), odd), INT(0xFFFF0000))
-        return build.select(build.fcmp_unordered("uno", value, value), INT(0x7FC00000), near)
+        """The bits of float32 rounded to bfloat16, to nearest even, in int32; NaN stays one. One, or eight."""
+        build, many = self.builder, value.type == FLOATS
+
+        def constant(number: int) -> ir.Constant:
+            return lanes(number, INT) if many else INT(number)
+
+        bits = build.bitcast(value, INTS if many else INT)
+        odd = build.and_(build.lshr(bits, constant(16)), constant(1))
+        near = build.and_(build.add(build.add(bits, constant(0x7FFF)), odd), constant(0xFFFF0000))
+        return build.select(build.fcmp_unordered("uno", value, value), constant(0x7FC00000), near)
+
+    def as_kind(self, value: ir.Value) -> ir.Value:
+        """Eight float32 as the kind can hold them."""
+        return self.builder.bitcast(self.rounded(value), FLOATS) if self.half else value
 
 
 def lanes(value: float, kind: ir.Type = FLOAT) -> ir.Constant:

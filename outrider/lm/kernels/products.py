@@ -5,14 +5,20 @@ from typing import Any
 import numpy as np
 from numba import njit
 
-from outrider.lm.kernels.vectors import dots, number, put, rounded, size_of, weigh
+from outrider.lm.kernels.records import PANEL
+from outrider.lm.kernels.vectors import dots, panel_dots, settle, size_of, weigh
 
 # The kinds, by their types.
 BFLOAT16, FLOAT = np.uint16(0), np.float32(0)
 
 # Positions whose inputs stay in the processor's cache while all weights go by.
 _POSITIONS = 60
-_ROWS = 8
+# Of them, inputs that stay in its first cache beside a panel's weights while the positions go by.
+_INPUTS = 640
+# Bytes of a position's sums for a panel.
+_SUMS = 4 * PANEL * 8
+# With one position a panel goes by once, and what is needed next is not far.
+_NEAR = 1024
 
 
 @njit(nogil=True, cache=True)  # type: ignore[untyped-decorator]
@@ -47,6 +53,41 @@ def products(
         else:
             dots(kind, 8, 1, weights, stride, count, x, input_stride, length, to, out_stride)
             done += 1
+
+
+@njit(nogil=True, cache=True)  # type: ignore[untyped-decorator]
+def add_products(kind: Any, panel: int, inputs: int, input_stride: int, wide: int, length: int, sums: int) -> None:
+    """sums[m, r, k % 8] += weights[r, k] * inputs[m, k] over `length` inputs of a panel, for m < wide."""
+    done, ahead = 0, PANEL * length * size_of(kind) if wide > 1 else _NEAR
+    while done < wide:
+        left, x, to = wide - done, inputs + done * input_stride, sums + done * _SUMS
+        if left == 5 or left > 8:
+            panel_dots(kind, 2, 5, panel, ahead, x, input_stride, length, to)
+            done += 5
+        elif left == 3 or left == 6:
+            panel_dots(kind, 4, 3, panel, ahead, x, input_stride, length, to)
+            done += 3
+        elif left >= 4:
+            panel_dots(kind, 2, 4, panel, ahead, x, input_stride, length, to)
+            done += 4
+        elif left == 2:
+            panel_dots(kind, 4, 2, panel, ahead, x, input_stride, length, to)
+            done += 2
+        else:
+            panel_dots(kind, 8, 1, panel, ahead, x, input_stride, length, to)
+            done += 1
+        ahead = 0
+
+
+@njit(nogil=True, cache=True)  # type: ignore[untyped-decorator]
+def panel_products(kind: Any, panel: int, inputs: int, input_stride: int, wide: int, length: int, sums: Any) -> None:
+    """sums[m, r, l] = sum of weights[r, k] * inputs[m, k] over the k with k % 8 = l, for a panel's r and m < wide."""
+    parts = (length + _INPUTS - 1) // _INPUTS
+    part = (length // 8 + parts - 1) // parts * 8
+    sums[:wide] = 0
+    for first in range(0, length, part):
+        weights, x = panel + first * PANEL * size_of(kind), inputs + 4 * first
+        add_products(kind, weights, x, input_stride, wide, min(part, length - first), sums.ctypes.data)
 
 
 @njit(nogil=True, cache=True)  # type: ignore[untyped-decorator]
@@ -97,36 +138,26 @@ def blend(
 @njit(nogil=True, cache=True)  # type: ignore[untyped-decorator]
 def share(count: int, thread: int, threads: int) -> tuple[int, int]:
     """A thread's part of `count` things: (first, end), in multiples of 8."""
-    blocks = (count + _ROWS - 1) // _ROWS
-    return min(blocks * thread // threads * _ROWS, count), min(blocks * (thread + 1) // threads * _ROWS, count)
+    panels = (count + PANEL - 1) // PANEL
+    return min(panels * thread // threads * PANEL, count), min(panels * (thread + 1) // threads * PANEL, count)
 
 
 @njit(nogil=True, cache=True)  # type: ignore[untyped-decorator]
 def linear(
-    kind: Any, layer: Any, first: int, end: int, rows: int, inputs: int, input_stride: int, out: int, residual: int
+    kind: Any, layer: Any, first: int, end: int, rows: int, inputs: int, input_stride: int, out: int, residual: bool
 ) -> None:
-    """Outputs first ... end of a layer for all rows: inputs float32 to out [rows, outputs] float32.
+    """Outputs first ... end of a layer for all rows, from inputs float32 to out [rows, outputs] float32.
 
-    Where `residual` is not 0, they are added to what is there, [rows, outputs], and `out` is scratch.
+    They replace what is there or, as a `residual`, are added to it. `first` is a multiple of 8. The order of a sum is
+    that of `products`.
     """
     length, width = layer.inputs, layer.outputs
-    stride = length * size_of(kind)
+    size, sums = PANEL * length * size_of(kind), np.empty((_POSITIONS, PANEL, 8), np.float32)
     for at in range(0, rows, _POSITIONS):
         wide = min(_POSITIONS, rows - at)
-        x, to = inputs + at * input_stride, out + at * width * 4
-        for row in range(first, end, _ROWS):
-            count = min(_ROWS, end - row)
-            weights = layer.weights + row * stride
-            products(kind, weights, stride, count, x, input_stride, wide, length, to + row * 4, width * 4)
-    for row in range(rows):
-        for column in range(first, end):
-            value = number(out, row * width + column)
-            if layer.bias != 0:
-                value += number(layer.bias, column)
-            value = rounded(kind, value)
-            if residual != 0:
-                put(
-                    FLOAT, residual, row * width + column, rounded(kind, number(residual, row * width + column) + value)
-                )
-            else:
-                put(FLOAT, out, row * width + column, value)
+        for row in range(first, end, PANEL):
+            panel, bias = layer.weights + row // PANEL * size, layer.bias + 4 * row if layer.bias != 0 else 0
+            panel_products(kind, panel, inputs + at * input_stride, input_stride, wide, length, sums)
+            for position in range(wide):
+                found, to = sums.ctypes.data + position * _SUMS, out + 4 * ((at + position) * width + row)
+                settle(kind, found, min(PANEL, end - row), bias, residual, to)

@@ -5,6 +5,9 @@ import numpy as np
 # Keys that are weighed at once. A row's keys are cut at multiples of it, wherever the row is computed.
 CHUNK = 128
 
+# Weights lie in panels of so many outputs, outrider/lm/kernels/panels.py.
+PANEL = 8
+
 
 def _record(integers: str, floats: str = "") -> np.dtype[np.void]:
     return np.dtype(
@@ -24,7 +27,7 @@ ATTENTION = _record(
     "scale",
 )
 
-# One linear layer: weights [outputs, inputs], bias [outputs] float32 or 0.
+# One linear layer: weights in panels, bias [outputs] float32 or 0.
 LINEAR = _record("weights bias outputs inputs")
 
 # A layer's weights; norms are float32 and 0 where there are none.

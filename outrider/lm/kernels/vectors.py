@@ -6,6 +6,7 @@ says what weights, keys and values are by its type: uint16 stands for bfloat16, 
 float32.
 """
 
+import itertools
 from typing import Any
 
 from llvmlite import ir
@@ -14,6 +15,7 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 
 from outrider.lm.kernels.instructions import FLOAT, INT, INTS, LANES, LONG, SHORT, Code, lanes
+from outrider.lm.kernels.records import PANEL
 
 _UNROLLED = 4
 
@@ -88,6 +90,94 @@ def dots(
         return context.get_dummy_value()
 
     return _void(8, kind, rows, columns), write
+
+
+@intrinsic(prefer_literal=True)  # type: ignore[untyped-decorator]
+def panel_dots(
+    typing: Any,
+    kind: Any,
+    rows: Any,
+    columns: Any,
+    panel: Any,
+    ahead: Any,
+    inputs: Any,
+    input_stride: Any,
+    length: Any,
+    sums: Any,
+) -> Any:
+    """sums[m, r, k % 8] += weights[r, k] * inputs[m, k] for the weights of a panel, r < 8 and m < `columns`.
+
+    `rows` and `columns` are constants, and `rows` of the panel's outputs are summed at a time. `length` is a multiple
+    of 8. What lies `ahead` bytes behind the weights is fetched meanwhile.
+    """
+    high, wide = rows.literal_value, columns.literal_value
+
+    def write(context: Any, build: ir.IRBuilder, signature: Any, arguments: Any) -> Any:
+        code = Code(build, kind)
+        panel, ahead, inputs, input_stride, length, out = arguments[3:]
+        row_size, block, vector = LANES * code.size, LANES * _UNROLLED, 4 * LANES
+        input_at = [code.at(inputs, code.times(input_stride, it)) for it in range(wide)]
+        whole = code.times(build.sdiv(length, LONG(block)), block)
+
+        def tile(first: ir.Value) -> None:
+            begin, to = code.at(panel, code.times(first, row_size)), code.at(out, code.times(first, vector))
+            places = [[code.at(to, vector * (PANEL * it + row)) for it in range(wide)] for row in range(high)]
+            sums = [[cgutils.alloca_once_value(build, code.floats(it)) for it in row] for row in places]
+            for variable, place in zip(itertools.chain(*sums), itertools.chain(*places), strict=True):
+                build.store(code.floats(place), variable)
+
+            # Each tile fetches its part of what is ahead, from one end to the other.
+            fetching = code.at(panel, ahead, code.times(code.times(first, length), code.size))
+
+            def step(place: ir.Value) -> None:
+                read = [code.floats(code.at(it, code.times(place, 4))) for it in input_at]
+                for row in range(high):
+                    weight = code.widened(code.at(begin, code.times(place, PANEL * code.size), row_size * row))
+                    for column in range(wide):
+                        variable = sums[row][column]
+                        build.store(code.fma(weight, read[column], build.load(variable)), variable)
+
+            with cgutils.for_range_slice(build, LONG(0), whole, LONG(block), LONG) as (place, _):
+                fetched = code.at(fetching, code.times(place, high * code.size))
+                for line in range(0, high * block * code.size, 64):
+                    code.prefetch(code.at(fetched, line))
+                for it in range(_UNROLLED):
+                    step(code.at(place, LANES * it))
+            with cgutils.for_range_slice(build, whole, length, LONG(LANES), LONG) as (place, _):
+                step(place)
+            for variable, place in zip(itertools.chain(*sums), itertools.chain(*places), strict=True):
+                code.store(build.load(variable), place)
+
+        with cgutils.for_range_slice(build, LONG(0), LONG(PANEL), LONG(high), LONG) as (first, _):
+            tile(first)
+        return context.get_dummy_value()
+
+    return _void(6, kind, rows, columns), write
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def settle(typing: Any, kind: Any, sums: Any, count: Any, bias: Any, residual: Any, out: Any) -> Any:
+    """out[r] = the sum of sums[r, :8] and of bias[r], rounded as the kind, for r < count, which is at most 8.
+
+    `bias` may be 0. As a `residual` that is added to out[r], and rounded once more.
+    """
+
+    def write(context: Any, build: ir.IRBuilder, signature: Any, arguments: Any) -> Any:
+        code = Code(build, kind)
+        sums, count, bias, residual, out = arguments[1:]
+        (total,) = code.sums([code.floats(code.at(sums, 4 * LANES * row)) for row in range(PANEL)])
+        order = ir.Constant(INTS, [_lane(row, PANEL) for row in range(PANEL)])
+        here = build.icmp_signed("<", ir.Constant(INTS, list(range(LANES))), code.splat(build.trunc(count, INT)))
+        value = cgutils.alloca_once_value(build, build.shuffle_vector(total, total, order))
+        with build.if_then(build.icmp_signed("!=", bias, LONG(0))):
+            build.store(build.fadd(build.load(value), code.some(bias, here)), value)
+        build.store(code.as_kind(build.load(value)), value)
+        with build.if_then(residual):
+            build.store(code.as_kind(build.fadd(code.some(out, here), build.load(value))), value)
+        code.store_some(build.load(value), out, here)
+        return context.get_dummy_value()
+
+    return types.void(kind, types.int64, types.int64, types.int64, types.boolean, types.int64), write
 
 
 def _lane(row: int, high: int) -> int:

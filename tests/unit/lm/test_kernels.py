@@ -15,7 +15,8 @@ from outrider.lm.branches import Branches
 from outrider.lm.causal_lm import CausalLm
 from outrider.lm.engine import Segment
 from outrider.lm.features import Tap
-from outrider.lm.kernels import kernels
+from outrider.lm.kernels import kernels, panels
+from outrider.lm.kernels.panels import panelled
 from outrider.lm.kv_storage import KvStorage, LayerShape
 from outrider.lm.packed import KernelLinear
 from outrider.lm.ragged import Piece, RaggedBatch
@@ -47,10 +48,10 @@ def two_threads() -> Iterator[None]:
 
 @HALF
 @pytest.mark.parametrize("bias", [True, False])
-@pytest.mark.parametrize("shape", [(1, 48), (5, 48), (67, 48), (1, 0, 48), (2, 3, 48)])
+@pytest.mark.parametrize("shape", [(1, 48), (5, 48), (67, 48), (1, 0, 48), (2, 3, 48), (1, 1352), (4, 1352)])
 @torch.inference_mode()
 def test_a_linear_layer_is_the_plain_one(shape: tuple[int, ...], dtype: torch.dtype, bias: bool) -> None:
-    plain = nn.Linear(48, 33, bias=bias, dtype=dtype)
+    plain = nn.Linear(shape[-1], 33, bias=bias, dtype=dtype)
     inputs = torch.randn(shape, generator=torch.Generator().manual_seed(0)).to(dtype)
     actual, expected = KernelLinear(plain)(inputs), plain(inputs)
     assert (actual.shape, actual.dtype) == (expected.shape, dtype)
@@ -61,28 +62,48 @@ def test_a_linear_layer_is_the_plain_one(shape: tuple[int, ...], dtype: torch.dt
 def test_a_layer_is_rounded_before_it_is_added_to_the_residual() -> None:
     """As torch rounds in bfloat16, operation by operation: a product of 1 + 2^-8 becomes 1, not a part of the sum."""
     from outrider.lm.kernels.products import BFLOAT16, linear
-    from outrider.lm.kernels.records import LINEAR
 
     layer, inputs = nn.Linear(8, 8, bias=False, dtype=torch.bfloat16), torch.zeros(1, 8)
     layer.weight.fill_(0.0)
     layer.weight[:, 0], layer.weight[:, 1] = 1.0, 2.0**-8
     inputs[:, :2] = 1.0
-    residual, scratch = torch.full((1, 8), 2.0**-7), torch.empty(1, 8)
-    record = np.array([(layer.weight.data_ptr(), 0, 8, 8)], LINEAR)[0]
-    linear(BFLOAT16, record, 0, 8, 1, inputs.data_ptr(), 32, scratch.data_ptr(), residual.data_ptr())
+    residual = torch.full((1, 8), 2.0**-7)
+    packed_layer = KernelLinear(layer)
+    linear(BFLOAT16, packed_layer.record[()], 0, 8, 1, inputs.data_ptr(), 32, residual.data_ptr(), True)
     expected = layer(inputs.bfloat16()) + torch.tensor(2.0**-7, dtype=torch.bfloat16)
     assert torch.equal(residual, expected.float())
     assert residual[0, 0] == 1.0078125  # 1.015625 without the rounding
 
 
 @HALF
+@pytest.mark.parametrize("long", [200, 1352])  # the second is summed in three parts
 @torch.inference_mode()
-def test_a_row_of_a_linear_layer_is_the_same_in_every_batch(dtype: torch.dtype, two_threads: None) -> None:
-    linear = KernelLinear(nn.Linear(200, 37, dtype=dtype))
-    inputs = torch.randn(70, 200, generator=torch.Generator().manual_seed(0)).to(dtype)
+def test_a_row_of_a_linear_layer_is_the_same_in_every_batch(dtype: torch.dtype, long: int, two_threads: None) -> None:
+    linear = KernelLinear(nn.Linear(long, 37, dtype=dtype))
+    inputs = torch.randn(70, long, generator=torch.Generator().manual_seed(0)).to(dtype)
     alone = torch.cat([linear(row[None]) for row in inputs])
     for count in (2, 3, 4, 5, 6, 7, 8, 9, 16, 61, 70):
         assert torch.equal(linear(inputs[:count]), alone[:count])
+
+
+@HALF
+def test_panels_have_eight_weights_of_each_of_eight_outputs_and_then_the_next(dtype: torch.dtype) -> None:
+    weight = torch.arange(10 * 16).view(10, 16).to(dtype)
+    panels = panelled(weight).view(2, 2, 8, 8)
+    assert torch.equal(panels[0, 1, 3], weight[3, 8:])
+    assert torch.equal(panels[1, 0, :2], weight[8:, :8])
+    assert not panels[1, :, 2:].any()
+
+
+def test_panels_are_apart_and_one_that_is_longer_than_a_chunk_has_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(panels, "_rooms", panels._Rooms())
+    monkeypatch.setattr(panels, "_CHUNK", 4096)
+    made = [
+        (float(number), panelled(torch.full((8, wide), float(number)))) for number, wide in enumerate([8, 256, 24, 8])
+    ]
+    for number, its in made:
+        assert (its == number).all()
+        assert its.data_ptr() % 64 == 0
 
 
 class Cached:
