@@ -88,8 +88,9 @@ class Connection(asyncio.Protocol):
         elif kind == _GOAWAY:
             self._transport.close()
         if kind == _RESET or (kind in (_DATA, _HEADERS) and flags & _END_STREAM):
-            del self._streams[stream]
-            self._ended(stream)
+            # A server may reset a stream that it has ended.
+            if self._streams.pop(stream, None) is not None:
+                self._ended(stream)
 
     def _read(self, stream: int, payload: bytes) -> None:
         data = self._streams[stream] + payload
