@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from outrider.cli.embedded import embedded_store
 from outrider.cli.health import until_paired, until_serving
 from outrider.cli.options import ProposerName
-from outrider.cli.placement import SHORT_SPIN
+from outrider.cli.split_times import SHORT_SPIN
 from outrider.cli.startup import StartupView
 from outrider.cli.supervise import Command, Supervisor
 from outrider.net.address import without_credentials

@@ -3,7 +3,8 @@
 from dataclasses import replace
 
 from outrider.cli.options import ProposerName
-from outrider.cli.placement import Pair, Unmeasured, placed
+from outrider.cli.placement import placed
+from outrider.cli.split_times import Pair, Unmeasured
 from outrider.cli.system import SystemOptions, available_cores, fair_threads
 from outrider.cli.weights import cache_directory
 
