@@ -90,6 +90,10 @@ class Client:
         return (after - before) / (end - start)
 
 
+# Tokens of a generation: more than a leg lasts, and 64 of them within what an orchestrator runs at once.
+ENDLESS = 200_000
+
+
 @dataclass(frozen=True)
 class Leg:
     """Tokens a second of all clients, and rounds."""
@@ -202,7 +206,7 @@ class Clients:
 
 def request(number: int, lookahead: int | None, prompts: int) -> GenerateRequest:
     prompt = (number % VOCAB, number // VOCAB, prompts % VOCAB)
-    return ask(prompt, max_tokens=500_000, lookahead=lookahead, temperature=0)
+    return ask(prompt, max_tokens=ENDLESS, lookahead=lookahead, temperature=0)
 
 
 @dataclass(frozen=True)
