@@ -87,10 +87,10 @@ class Connection(asyncio.Protocol):
             self._transport.write(_frame(kind, _ACK, 0, payload if kind == _PING else b""))
         elif kind == _GOAWAY:
             self._transport.close()
-        if kind == _RESET or (kind in (_DATA, _HEADERS) and flags & _END_STREAM):
-            # A server may reset a stream that it has ended.
-            if self._streams.pop(stream, None) is not None:
-                self._ended(stream)
+        ended = kind == _RESET or (kind in (_DATA, _HEADERS) and flags & _END_STREAM)
+        # A server may reset a stream that it has ended.
+        if ended and self._streams.pop(stream, None) is not None:
+            self._ended(stream)
 
     def _read(self, stream: int, payload: bytes) -> None:
         data = self._streams[stream] + payload

@@ -60,6 +60,8 @@ TREES = -1
 WARM_UP, COUNTED = {1: 40, 4: 40, 16: 24, 64: 8}, {1: 160, 4: 128, 16: 64, 64: 24}
 # Seconds, times the factor, after which a leg ends in any case: one that is so slow is not the best.
 LONGEST_LEG = 12.0
+# Tokens of a generation: more than a leg lasts, and 64 of them within what an orchestrator runs at once.
+ENDLESS = 200_000
 
 
 @dataclass
@@ -88,10 +90,6 @@ class Client:
             return 0.0
         (start, before), (end, after) = self.marks
         return (after - before) / (end - start)
-
-
-# Tokens of a generation: more than a leg lasts, and 64 of them within what an orchestrator runs at once.
-ENDLESS = 200_000
 
 
 @dataclass(frozen=True)
