@@ -6,6 +6,7 @@ pages to look up. A panel has eight weights of each of its outputs, then the nex
 
 import mmap
 from contextlib import suppress
+from threading import Lock
 
 import numpy as np
 import torch
@@ -35,10 +36,15 @@ class _Rooms:
     """Memory that is given away piece by piece, and goes back when all pieces of a chunk have."""
 
     def __init__(self) -> None:
+        self._lock = Lock()  # two models may be loaded at once
         self._chunk, self._used = np.empty(0, np.uint8), 0
 
     def take(self, size: int) -> torch.Tensor:
         """[size] bytes."""
+        with self._lock:
+            return self._taken(size)
+
+    def _taken(self, size: int) -> torch.Tensor:
         if self._used + size > len(self._chunk):
             chunk = mmap.mmap(-1, max(size, _CHUNK), mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
             with suppress(OSError):  # the kernel has no huge pages to give
