@@ -6,7 +6,8 @@ import numpy as np
 from numba import njit
 
 from outrider.lm.kernels.records import PANEL
-from outrider.lm.kernels.vectors import dots, panel_dots, settle, size_of, weigh
+from outrider.lm.kernels.tiles import dots, panel_dots, settle, weigh
+from outrider.lm.kernels.vectors import size_of
 
 # The kinds, by their types.
 BFLOAT16, FLOAT = np.uint16(0), np.float32(0)
