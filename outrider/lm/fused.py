@@ -18,6 +18,7 @@ from transformers.models.qwen3.modeling_qwen3 import Qwen3DecoderLayer
 
 from outrider.lm.attention import LayerCall, Paged, PagedPass
 from outrider.lm.features import Hidden
+from outrider.lm.heap import give_back
 from outrider.lm.kernels import kernels
 from outrider.lm.kv_storage import LayerShape
 from outrider.lm.packed import KernelLinear, pack_linear, pack_linears
@@ -136,10 +137,13 @@ class FusedDecoder:
         if pack:
             self.head = pack_linear(self.head)
             pack_linears(self.head)
+            give_back()
         self.layers: list[FusedLayer] = []
         for index, shape in enumerate(shapes):
             self.layers.append(FusedLayer(body.layers[index], shape, pack=pack))
             body.layers[index] = nn.Identity()  # never two copies of more than one layer
+            if pack:
+                give_back()
         self._stack = _stack(self.layers)
 
     @staticmethod

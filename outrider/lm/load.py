@@ -18,6 +18,7 @@ from outrider.lm.distilled import DistilledDraft
 from outrider.lm.engine import Engine, EngineInfo, ModelRefused
 from outrider.lm.fused import FusedDecoder
 from outrider.lm.gguf_once import gguf_read_once
+from outrider.lm.heap import give_back
 from outrider.lm.kernels import kernels
 from outrider.lm.kv import PagePool
 from outrider.lm.kv_storage import KvStorage, LayerShape
@@ -190,6 +191,7 @@ def _run_of(model: PreTrainedModel, shapes: Sequence[LayerShape], *, pack: bool)
         return fused
     if pack:
         pack_linears(model)
+        give_back()
     # A distilled draft's few layers cost little more than what transformers does around them.
     distilled = isinstance(model.get_output_embeddings(), ReducedHead)  # type: ignore[no-untyped-call]
     return layer_by_layer(model) if distilled else partial(run_model, model)
