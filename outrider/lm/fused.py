@@ -137,7 +137,6 @@ class FusedDecoder:
         if pack:
             self.head = pack_linear(self.head)
             pack_linears(self.head)
-            give_back()
         self.layers: list[FusedLayer] = []
         for index, shape in enumerate(shapes):
             self.layers.append(FusedLayer(body.layers[index], shape, pack=pack))

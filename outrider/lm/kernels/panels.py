@@ -10,6 +10,7 @@ from threading import Lock
 
 import numpy as np
 import torch
+from torch import nn
 
 from outrider.lm.kernels.records import PANEL
 
@@ -24,9 +25,9 @@ def panelled(weight: torch.Tensor) -> torch.Tensor:
     `inputs` is a multiple of 8.
     """
     outputs, inputs = weight.shape
-    filled = weight.new_zeros(-(-outputs // PANEL) * PANEL, inputs)
-    filled[:outputs] = weight
-    parts = filled.view(-1, PANEL, inputs // 8, 8).transpose(1, 2)
+    missing = -outputs % PANEL
+    filled = nn.functional.pad(weight, (0, 0, 0, missing)) if missing else weight
+    parts = filled.reshape(-1, PANEL, inputs // 8, 8).transpose(1, 2)
     room = _rooms.take(filled.nbytes).view(weight.dtype)
     room.view(parts.shape).copy_(parts)
     return room

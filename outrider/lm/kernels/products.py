@@ -14,7 +14,7 @@ BFLOAT16, FLOAT = np.uint16(0), np.float32(0)
 
 # Positions whose inputs stay in the processor's cache while all weights go by.
 _POSITIONS = 60
-# Of them, inputs that stay in its first cache beside a panel's weights while the positions go by.
+# So many of their inputs stay in its first cache, beside those weights of a panel, while the positions go by.
 _INPUTS = 640
 # Bytes of a position's sums for a panel.
 _SUMS = 4 * PANEL * 8
