@@ -61,7 +61,13 @@ class WorkerConfig(ServiceConfig):
     threads: int = Field(0, ge=0, le=1_024, description="CPU threads of the model; 0 leaves torch's own choice")
     context_length: int = Field(0, ge=0, description="longest sequence in tokens; 0 takes the model's")
     kv_pages: int = Field(0, ge=0, description="pages of the KV cache; 0 chooses from context and memory")
-    page_size: int = Field(16, ge=1, le=1_024, description="tokens of a KV page")
+    page_size: int = Field(0, ge=0, le=1_024, description="tokens of a KV page; 0 takes 16 on a CPU, 64 on CUDA")
+    attention: Literal["auto", "gather", "flex"] = Field(
+        "auto", description="gather copies pages together; flex reads them where they lie (CUDA); auto: flex on CUDA"
+    )
+    graphs: Literal["auto", "on", "off"] = Field(
+        "auto", description="record passes of up to 256 positions at start and play them; auto: with flex on CUDA"
+    )
     token_budget: int = Field(512, ge=1, description="positions of one forward pass; longer prompts go in chunks")
     max_queue_items: int = Field(1_024, ge=1, description="items that may wait for the model")
     session_ttl: float = Field(600.0, gt=0, description="seconds after which an unused session is freed")

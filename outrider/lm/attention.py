@@ -100,7 +100,7 @@ class Recording:
             raise ModelRefused("its attention mixes numeric types")
         count, heads, key_dim = call.query.shape
         kv_heads = call.key_value.shape[1] // 2
-        self.layers.append(LayerShape(kv_heads, key_dim, call.value_dim, call.query.dtype, call.window))
+        self.layers.append(LayerShape(kv_heads, key_dim, call.value_dim, call.query.dtype, call.window, heads))
         return call.query.new_zeros(count, heads, call.value_dim)
 
 
@@ -148,7 +148,7 @@ class PagedPass:
         keys = self.storage.layers[layer]
         if keys.device.type != "cpu" or keys.dtype not in _PRODUCTS or dim % 8 or keys.shape[2] != dim or not kernels():
             return False
-        if any(piece.branches is not None for piece in self.batch.pieces):
+        if not self.batch.straight:
             return False  # rows of a tree do not see all that lies before them
         # Torch is quick at many rows, where it has products of the type at all.
         slow = keys.dtype == torch.bfloat16 and not has_packed(keys.dtype)

@@ -1,6 +1,6 @@
 """The engine: a transformers causal language model over paged KV, one ragged forward for many sequences."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -13,6 +13,7 @@ from outrider.lm.attention import Paged, PagedPass, serving
 from outrider.lm.branches import Branches, grown
 from outrider.lm.engine import EngineInfo, Segment
 from outrider.lm.features import Hidden, Tap
+from outrider.lm.fixed_passes import FixedPasses
 from outrider.lm.kv import PagedSequence, PagePool
 from outrider.lm.kv_room import make_room
 from outrider.lm.kv_storage import KvStorage
@@ -32,6 +33,10 @@ class Run(Protocol):
         /,
     ) -> torch.Tensor:
         """tokens [n], positions [n], wanted rows [m], all int64, to logits [m, head rows]; `hidden` sees the states."""
+
+
+# The view that layers have of a pass over a batch.
+PagedOf = Callable[[KvStorage, RaggedBatch], Paged]
 
 
 @dataclass(frozen=True)
@@ -55,6 +60,36 @@ class CausalLm:
     def __init__(self, run: Run, device: torch.device, info: EngineInfo, pool: PagePool, storage: KvStorage) -> None:
         self._run, self._device = run, device
         self._info, self._pool, self._storage = info, pool, storage
+        self._paged: PagedOf = PagedPass
+        self._fixed: FixedPasses | None = None
+
+    @property
+    def device(self) -> torch.device:
+        """Where it computes."""
+        return self._device
+
+    @property
+    def run(self) -> Run:
+        """The model's pass."""
+        return self._run
+
+    @property
+    def storage(self) -> KvStorage:
+        """Where keys and values lie."""
+        return self._storage
+
+    @property
+    def paged(self) -> PagedOf:
+        """How layers attend."""
+        return self._paged
+
+    def attend_by(self, paged: PagedOf) -> None:
+        """How layers attend from now on."""
+        self._paged = paged
+
+    def play_from(self, fixed: FixedPasses | None) -> None:
+        """Where passes of few rows come from, from now on; None computes each anew."""
+        self._fixed = fixed
 
     @property
     def info(self) -> EngineInfo:
@@ -122,15 +157,19 @@ class CausalLm:
         wanted = np.concatenate(
             [np.arange(end - it.rows, end) for it, end in zip(work, counts.cumsum().tolist(), strict=True)]
         )
-        batch = RaggedBatch(self._pieces(work), self._storage.null_page, self._pool.page_size, self._device)
-        tokens = torch.from_numpy(np.concatenate([it.tokens for it in work]).astype(np.int64)).to(self._device)
+        pieces, tokens = self._pieces(work), np.concatenate([it.tokens for it in work])
         layers = {layer for it in work if it.tap is not None for layer in it.tap.layers}
+        if self._fixed is not None and not layers:
+            played = self._fixed.logits(pieces, tokens, wanted)
+            if played is not None:
+                return played[:, : self._info.vocab_size]
+        batch = RaggedBatch(pieces, self._storage.null_page, self._pool.page_size, self._device)
         hidden = Hidden(layers, self._info.layers) if layers else None
         logits = self._run(
-            tokens,
+            torch.from_numpy(tokens.astype(np.int64)).to(self._device),
             batch.positions,
             torch.from_numpy(wanted).to(self._device),
-            PagedPass(self._storage, batch),
+            self._paged(self._storage, batch),
             hidden,
         )
         if hidden is not None:

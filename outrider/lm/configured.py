@@ -30,6 +30,8 @@ def engine_options(config: WorkerConfig) -> EngineOptions:
         kv_pages=config.kv_pages,
         page_size=config.page_size,
         context_length=config.context_length,
+        attention=config.attention,
+        graphs=config.graphs,
     )
 
 

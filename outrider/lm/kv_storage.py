@@ -17,6 +17,7 @@ class LayerShape:
         value_dim: width of a value.
         dtype: of keys and values.
         window: how many positions the layer looks back, its own included; None for all.
+        heads: query heads; 0 where nobody looked.
     """
 
     kv_heads: int
@@ -24,6 +25,7 @@ class LayerShape:
     value_dim: int
     dtype: torch.dtype
     window: int | None
+    heads: int = 0
 
     @property
     def width(self) -> int:
@@ -46,18 +48,26 @@ class KvStorage:
         layers: per layer [2 * kv_heads, slots, width].
         null_page: a page that is always zero. Padding reads it: a page may hold the NaN of another session, and
             0 * NaN would leak through a mask. For the same reason pages are cleared before a sequence gets them.
+        scratch_page: a page that nobody reads, for what padding writes; None without.
+
+    Args:
+        pages: those for sequences, numbered from 0.
+        scratch: whether there is one for padding.
     """
 
-    def __init__(self, layers: Sequence[LayerShape], pages: int, page_size: int, device: torch.device) -> None:
+    def __init__(
+        self, layers: Sequence[LayerShape], pages: int, page_size: int, device: torch.device, *, scratch: bool = False
+    ) -> None:
         self.page_size = page_size
-        self.null_page = pages
+        self.scratch_page = pages if scratch else None
+        self.null_page = pages + scratch
         self.layers: list[torch.Tensor] = []
         # Not zeroed as a whole: untouched memory costs nothing on a CPU, and every page is cleared before it is read.
         # Neighbouring layers of one shape share a tensor: clearing a page then is one operation for all of them.
         self._blocks: list[torch.Tensor] = []  # each [layers * 2 * kv_heads, pages, page_size * width]
         for (heads, width, dtype), group in groupby(layers, lambda it: (2 * it.kv_heads, it.width, it.dtype)):
             count = len(list(group))
-            block = torch.empty(count * heads, pages + 1, page_size * width, dtype=dtype, device=device)
+            block = torch.empty(count * heads, self.null_page + 1, page_size * width, dtype=dtype, device=device)
             self._blocks.append(block)
             self.layers.extend(block.view(count, heads, -1, width).unbind())
         self.clear([self.null_page])

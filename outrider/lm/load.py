@@ -11,6 +11,7 @@ import torch
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from outrider.lm.attention import ATTENTION, Recording
+from outrider.lm.attention_choice import AttentionName, choose_attention, page_size_for
 from outrider.lm.causal_lm import CausalLm, Run, run_model
 from outrider.lm.checkpoint import load_config, load_weights
 from outrider.lm.decoder import layer_by_layer
@@ -18,6 +19,7 @@ from outrider.lm.distilled import DistilledDraft
 from outrider.lm.engine import Engine, EngineInfo, ModelRefused
 from outrider.lm.fused import FusedDecoder
 from outrider.lm.gguf_once import gguf_read_once
+from outrider.lm.graph_choice import GraphsName, choose_graphs, wants_scratch
 from outrider.lm.heap import give_back
 from outrider.lm.kernels import kernels
 from outrider.lm.kv import PagePool
@@ -53,10 +55,12 @@ class EngineOptions:
         device: a torch device, or "auto": CUDA when there is one.
         threads: torch's threads; 0 leaves them.
         kv_pages: pages of the KV cache; 0 chooses from context length and free memory.
-        page_size: tokens per page.
+        page_size: tokens per page; 0 chooses by the device.
         context_length: longest sequence in tokens; 0 means the model's own.
         layers: early exit: only the first N layers, with norm and head; 0 means all.
         pack: whether linear weights are packed for the CPU.
+        attention: whether pages are read where they lie (flex) or gathered first; auto: flex on CUDA.
+        graphs: whether passes of few rows are recorded and played; auto: where attention is flex on CUDA.
         tokenizer: MODEL whose tokenizer defines the vocabulary; "" means the model's own.
         target: MODEL that a distilled draft shares its embeddings with; "" means the one that it names.
 
@@ -67,19 +71,19 @@ class EngineOptions:
     device: str = "auto"
     threads: int = 0
     kv_pages: int = 0
-    page_size: int = 16
+    page_size: int = 0
     context_length: int = 0
     layers: int = 0
     pack: bool = True
+    attention: AttentionName = "auto"
+    graphs: GraphsName = "auto"
     tokenizer: str = ""
     target: str = ""
 
     def __post_init__(self) -> None:
-        for name in ("threads", "context_length", "layers"):
+        for name in ("threads", "context_length", "layers", "page_size"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} is {getattr(self, name)}, must be at least 0")
-        if self.page_size < 1:
-            raise ValueError(f"page_size is {self.page_size}, must be at least 1")
         if self.kv_pages and self.kv_pages < LEAST_PAGES:
             raise ValueError(f"kv_pages is {self.kv_pages}, must be 0 or at least {LEAST_PAGES}")
         if self.context_length == 1:
@@ -144,9 +148,12 @@ def build_engine(
     report(0.85, "packing weights")
     run = _run_of(model, shapes, pack=options.pack)
     engine = _assemble(name, model, run, shapes, vocabulary, reference.shape[1], context, options)
-    report(0.95, "checking the paged path")
+    report(0.9, "checking the paged path")
+    size = page_size_for(options.page_size, model.device)
     # One page is for the second sequence of the check.
-    probe(engine, tokens, reference, max(2, engine.info.context_length - options.page_size))
+    check = partial(probe, engine, tokens, reference, max(2, engine.info.context_length - size))
+    choose_attention(engine, shapes, options.attention, size, check)
+    choose_graphs(engine, options.graphs, check, lambda part, what: report(0.9 + 0.1 * part, what))
     return engine
 
 
@@ -160,8 +167,9 @@ def _assemble(
     context: int,
     options: EngineOptions,
 ) -> CausalLm:
-    pages = options.kv_pages or choose_pages(layers, context, options.page_size, model.device)
-    held = pages * options.page_size
+    page_size = page_size_for(options.page_size, model.device)
+    pages = options.kv_pages or choose_pages(layers, context, page_size, model.device)
+    held = pages * page_size
     if held < context:
         _log.warning("%d KV pages hold %d tokens: the context length is cut from %d to that", pages, held, context)
     size, config = min(vocabulary.size, head_rows), model.config.get_text_config(decoder=True)
@@ -178,8 +186,9 @@ def _assemble(
         hidden_size=0 if isinstance(model.get_output_embeddings(), ReducedHead) else config.hidden_size,  # type: ignore[no-untyped-call]
         layers=config.num_hidden_layers,
     )
-    storage = KvStorage(layers, pages, options.page_size, model.device)
-    return CausalLm(run, model.device, info, PagePool(pages, options.page_size), storage)
+    scratch = wants_scratch(options.graphs, model.device)
+    storage = KvStorage(layers, pages, page_size, model.device, scratch=scratch)
+    return CausalLm(run, model.device, info, PagePool(pages, page_size), storage)
 
 
 def _run_of(model: PreTrainedModel, shapes: Sequence[LayerShape], *, pack: bool) -> Run:

@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
+from outrider.lm.attention_choice import page_size_for
 from outrider.lm.checkpoint import load_config, load_weights
 from outrider.lm.eagle import EagleEngine
 from outrider.lm.eagle_head import EagleHead
@@ -60,7 +61,7 @@ def load_eagle(directory: Path, target: str, options: EngineOptions) -> EagleEng
     with _ends(target, "an EAGLE head", options) as ends:
         _require_fit(weights, ends, directory)
         head = EagleHead(weights, ends.embeddings, ends.head, pack=options.pack)
-        size, context = options.page_size, ends.info.context_length
+        size, context = page_size_for(options.page_size, head.device), ends.info.context_length
         pages = options.kv_pages or choose_pages([head.shape], context, size, head.device)
         info = replace(ends.info, context_length=min(context, pages * size), padded_vocab_size=head.rows)
         layers = weights.config.layers_of(ends.layers)

@@ -99,16 +99,13 @@ class RaggedBatch:
         self._groups = _group([part for piece in pieces for part in _split(piece, page_size)])
         self._count = sum(piece.rows for piece in pieces)
         self._views: dict[tuple[int | None, int, int, torch.dtype], list[View]] = {}
-        places = [piece.places for piece in pieces]
-        self.slots = self._tensor(
-            np.concatenate(
-                [
-                    piece.pages[at // page_size] * page_size + at % page_size
-                    for piece, at in zip(pieces, places, strict=True)
-                ]
-            )
-        )
-        self.positions = self._tensor(np.concatenate([piece.positions for piece in pieces]))
+        self.slots = self._tensor(slots_of(pieces, page_size))
+        self.positions = self._tensor(positions_of(pieces))
+
+    @property
+    def straight(self) -> bool:
+        """Whether no sequence holds a tree."""
+        return all(piece.branches is None for piece in self.pieces)
 
     def views(self, window: int | None, heads: int, kv_heads: int, dtype: torch.dtype) -> list[View]:
         """What layers with this window and these heads read; computed once a pass."""
@@ -147,6 +144,18 @@ class RaggedBatch:
 
     def _tensor(self, array: Int64Array) -> torch.Tensor:
         return torch.from_numpy(array).to(self._device)
+
+
+def slots_of(pieces: Sequence[Piece], page_size: int) -> Int64Array:
+    """[n] where each row's key and value go."""
+    places = [piece.places for piece in pieces]
+    parts = [it.pages[at // page_size] * page_size + at % page_size for it, at in zip(pieces, places, strict=True)]
+    return np.concatenate(parts)
+
+
+def positions_of(pieces: Sequence[Piece]) -> Int64Array:
+    """[n] where each row stands in its text."""
+    return np.concatenate([piece.positions for piece in pieces])
 
 
 def _mask(

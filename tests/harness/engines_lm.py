@@ -7,8 +7,10 @@ import torch
 from transformers import PreTrainedModel
 
 from outrider.law.sparse import Int32Array
+from outrider.lm.attention_choice import AttentionName
 from outrider.lm.causal_lm import CausalLm
 from outrider.lm.engine import Engine, Segment, SequenceState
+from outrider.lm.graph_choice import GraphsName
 from outrider.lm.load import EngineOptions, build_engine
 from outrider.lm.synthetic_spec import SyntheticSpec
 from outrider.lm.tokenizer import Vocabulary, synthetic_tokenizer, vocabulary_of
@@ -29,10 +31,12 @@ def tiny_engine(
     page_size: int = PAGE,
     pack: bool = True,
     dtype: torch.dtype = torch.float32,
+    attention: AttentionName = "auto",
+    graphs: GraphsName = "auto",
     **changes: object,
 ) -> CausalLm:
     """An engine over the tiny model of an architecture; weights as `own_model` has them."""
-    options = EngineOptions(kv_pages=pages, page_size=page_size, pack=pack)
+    options = EngineOptions(kv_pages=pages, page_size=page_size, pack=pack, attention=attention, graphs=graphs)
     model = tiny_model(tiny_config(architecture, **changes)).to(dtype)
     return build_engine(architecture, model, bare_vocabulary(VOCAB), options, lambda _fraction, _what: None)
 

@@ -204,7 +204,7 @@ def test_impossible_options_are_refused(tmp_path: Path, options: EngineOptions, 
 
 
 @pytest.mark.parametrize(
-    ("name", "value"), [("threads", -1), ("layers", -1), ("context_length", 1), ("page_size", 0), ("kv_pages", 2)]
+    ("name", "value"), [("threads", -1), ("layers", -1), ("context_length", 1), ("page_size", -1), ("kv_pages", 2)]
 )
 def test_numbers_out_of_range_name_themselves(name: str, value: int) -> None:
     with pytest.raises(ValueError, match=f"{name} is {value}"):

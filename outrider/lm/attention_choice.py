@@ -1,0 +1,86 @@
+"""Which attention serves a model: one that reads pages where they lie, or one that gathers them first."""
+
+import logging
+from collections.abc import Callable, Sequence
+from typing import Literal
+
+import torch
+
+from outrider.lm.attention import PagedPass
+from outrider.lm.causal_lm import CausalLm
+from outrider.lm.engine import ModelRefused
+from outrider.lm.kv_storage import LayerShape
+
+_log = logging.getLogger(__name__)
+
+# auto: flex on CUDA, gather elsewhere.
+AttentionName = Literal["auto", "gather", "flex"]
+# Smallest page and narrowest key or value that the kernels of CUDA multiply.
+_LEAST_PAGE, _LEAST_WIDTH = 16, 16
+# Tokens of a page unless said: a kernel reads one at a time, and CUDA's want more to do.
+_PAGE, _CUDA_PAGE = 16, 64
+
+
+def page_size_for(asked: int, device: torch.device) -> int:
+    """Tokens of a KV page; 0 chooses."""
+    return asked or (_CUDA_PAGE if device.type == "cuda" else _PAGE)
+
+
+def choose_attention(
+    engine: CausalLm, shapes: Sequence[LayerShape], asked: AttentionName, page_size: int, check: Callable[[], None]
+) -> None:
+    """Lets the engine attend as asked, proved by `check`, which raises where the engine computes something else.
+
+    Where nobody asked for flex and it fails, pages are gathered. Raises ModelRefused.
+    """
+    device = engine.device
+    if asked == "gather" or (asked == "auto" and device.type != "cuda"):
+        check()
+        return
+    reason = _unsuited(shapes, page_size, device)
+    if reason is None:
+        reason = _flex_fails(engine, shapes, check)
+    if reason is None:
+        _log.info("attention: flex, pages are read where they lie")
+        return
+    if asked == "flex":
+        raise ModelRefused(f"attention flex was asked for, and {reason}")
+    _log.warning("attention: gather, every layer copies the pages that it reads, because %s", reason)
+    engine.attend_by(PagedPass)
+    check()
+
+
+def _unsuited(shapes: Sequence[LayerShape], page_size: int, device: torch.device) -> str | None:
+    """Why kernels do not take such layers and pages."""
+    if device.type == "cpu":
+        return None
+    if device.type != "cuda":
+        return f"there are no kernels for {device.type}"
+    if page_size < _LEAST_PAGE or page_size & (page_size - 1):
+        return f"its kernels want pages of a power of two from {_LEAST_PAGE} on, not of {page_size} tokens"
+    narrowest = min(min(it.key_dim, it.value_dim) for it in shapes)
+    return f"its kernels want heads of {_LEAST_WIDTH} or wider, not {narrowest}" if narrowest < _LEAST_WIDTH else None
+
+
+def _flex_fails(engine: CausalLm, shapes: Sequence[LayerShape], check: Callable[[], None]) -> str | None:
+    """Lets the engine read pages where they lie; why that fails."""
+    from outrider.lm.flex.paged import Flex
+
+    try:
+        if engine.device.type == "cpu":
+            from outrider.lm.flex.walked import walk as kernel
+        else:
+            from outrider.lm.flex.compiled import CompiledKernel
+
+            kernel = CompiledKernel()
+        engine.attend_by(Flex(kernel, shapes))
+        check()
+    except Exception as error:  # a compiler that is missing, a kernel that does not fit the device
+        return first_line(error)
+    return None
+
+
+def first_line(error: Exception) -> str:
+    """What an error says, in one line."""
+    lines = str(error).strip().splitlines()
+    return lines[0] if lines else type(error).__name__

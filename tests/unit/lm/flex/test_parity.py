@@ -1,0 +1,225 @@
+"""Attention over pages where they lie, and passes over fixed buffers, against the models' own forward in float32.
+
+On a CPU the tables are walked by torch's own operations: the same ones that kernels get on CUDA.
+"""
+
+import logging
+import math
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+
+from outrider.lm.causal_lm import CausalLm
+from outrider.lm.engine import Segment
+from outrider.lm.features import Tap
+from outrider.lm.fixed_passes import FixedPasses
+from outrider.lm.flex.fixed import FixedPass
+from outrider.lm.flex.paged import FlexPass
+from tests.harness.engines_lm import PAGE, assert_same, feed, own_logits, own_model, text, tiny_engine
+from tests.harness.models import ARCHITECTURES
+
+SERVABLE = [name for name in ARCHITECTURES if name != "falcon"]
+
+
+def flex_engine(architecture: str, *, fixed: bool = False, **changes: object) -> CausalLm:
+    return tiny_engine(architecture, attention="flex", graphs="on" if fixed else "off", **changes)  # type: ignore[arg-type]
+
+
+class Counted:
+    """How many passes went each way."""
+
+    def __init__(self, patch: pytest.MonkeyPatch) -> None:
+        self.layers, self.fixed = 0, 0
+        attend, fill = FlexPass.attend, FixedPass.fill
+
+        def counting(its: FlexPass, *given: object) -> torch.Tensor:
+            self.layers += 1
+            return attend(its, *given)  # type: ignore[arg-type]
+
+        def filling(its: FixedPass, *given: object) -> None:
+            self.fixed += 1
+            fill(its, *given)  # type: ignore[arg-type]
+
+        patch.setattr(FlexPass, "attend", counting)
+        patch.setattr(FixedPass, "fill", filling)
+
+
+@pytest.fixture
+def counted(monkeypatch: pytest.MonkeyPatch) -> Counted:
+    return Counted(monkeypatch)
+
+
+def through_steps(engine: CausalLm, architecture: str) -> None:
+    """Sessions that join with prompts of different lengths, share prefixes and go on with different numbers of rows."""
+    model = own_model(architecture)
+    texts = [text(length, seed) for seed, length in enumerate((1, 5, 23, 200, 17))]
+    texts.append(np.concatenate([texts[3][:90], text(9, 99)]))
+    sequences = [engine.open(it[:1]) for it in texts]
+    rows: list[list[torch.Tensor]] = [[] for _ in texts]
+    done = [0] * len(texts)
+    for step in ((1, 0, 3, 160, 2, 0), (0, 1, 17, 1, 1, 0), (0, 4, 1, 29, 5, 97), (0, 0, 2, 10, 9, 2)):
+        active = [index for index, count in enumerate(step) if count]
+        if not done[5] and step[5]:
+            sequences[5] = engine.open(texts[5])
+            assert sequences[5].length == 88, "shares the pages of the fourth"
+            done[5] = 88
+            step = (*step[:5], 9)
+        segments = [Segment(sequences[it], texts[it][done[it] : done[it] + step[it]], step[it]) for it in active]
+        segments = [it for it in segments if len(it.tokens)]
+        active = [it for it in active if done[it] < len(texts[it])]
+        for index, logits in zip(active, engine.forward(segments), strict=True):
+            rows[index].append(logits)
+            done[index] += len(logits)
+    for index, (tokens, parts) in enumerate(zip(texts, rows, strict=True)):
+        expected = own_logits(model, tokens)
+        assert_same(torch.cat(parts), expected[88:] if index == 5 else expected)
+    for sequence in sequences:
+        sequence.free()
+    assert engine.pages()[0] == 0
+
+
+@pytest.mark.parametrize("architecture", SERVABLE)
+def test_ragged_batches_equal_the_models_own_forward(architecture: str, counted: Counted) -> None:
+    engine = flex_engine(architecture)
+    counted.layers = 0
+    through_steps(engine, architecture)
+    assert (counted.layers, counted.fixed) == (4 * 3, 0), "every layer of every pass"
+
+
+@pytest.mark.parametrize("architecture", ["llama", "qwen2_biases", "mistral_window", "gemma2_softcap", "gpt_oss_sinks"])
+def test_passes_over_fixed_buffers_equal_the_models_own_forward(architecture: str, counted: Counted) -> None:
+    engine = flex_engine(architecture, fixed=True)
+    counted.fixed = 0
+    through_steps(engine, architecture)
+    assert counted.fixed == 4
+
+
+@pytest.mark.parametrize("fixed", [False, True])
+def test_truncation_at_every_length_equals_a_fresh_forward(fixed: bool) -> None:
+    engine, model = flex_engine("gemma2_softcap", fixed=fixed), own_model("gemma2_softcap")
+    first, other = text(19, 1), text(6, 2)
+    for length in range(1, len(first) + 1):
+        sequence = engine.open(first[:1])
+        feed(engine, sequence, first)
+        sequence.truncate(length)
+        expected = own_logits(model, np.concatenate([first[:length], other]))
+        assert_same(feed(engine, sequence, other), expected[length:])
+        sequence.free()
+
+
+@pytest.mark.parametrize("fixed", [False, True])
+def test_what_a_broken_session_left_in_its_pages_reaches_no_other(fixed: bool) -> None:
+    """The page for padding is broken, too: nobody reads it."""
+    engine, model = flex_engine("llama", fixed=fixed), own_model("llama")
+    for tensor in engine.storage.layers:
+        tensor[:, : engine.storage.null_page * PAGE] = math.nan
+    texts = [text(length, length) for length in (2, 5, 9, 11)]
+    sequences = [engine.open(it[:1]) for it in texts]
+    engine.forward([Segment(it, words[:1], 0) for it, words in zip(sequences, texts, strict=True)])
+    rows = engine.forward([Segment(it, words[1:], len(words) - 1) for it, words in zip(sequences, texts, strict=True)])
+    for words, logits in zip(texts, rows, strict=True):
+        assert_same(logits, own_logits(model, words)[1:])
+
+
+def test_padding_writes_into_its_own_page_alone() -> None:
+    engine = flex_engine("llama", fixed=True)
+    words = text(11, 1)
+    sequence = engine.open(words[:1])
+    feed(engine, sequence, words)
+    before = [tensor.clone() for tensor in engine.storage.layers]
+    feed(engine, sequence, text(5, 2))  # three rows of eight are padding
+    own = {page * PAGE + offset for page in sequence.pages for offset in range(PAGE)}  # type: ignore[attr-defined]
+    scratch = engine.storage.scratch_page
+    assert scratch is not None
+    assert scratch >= engine.pages()[1], "no sequence gets it"
+    for tensor, old in zip(engine.storage.layers, before, strict=True):
+        changed = set(torch.unique((tensor != old).any(-1).nonzero()[:, 1]).tolist())
+        assert changed <= own | set(range(scratch * PAGE, (scratch + 1) * PAGE))
+        assert not tensor[:, engine.storage.null_page * PAGE :].any()
+
+
+def test_a_pass_changes_no_logits_that_were_given_before() -> None:
+    engine = flex_engine("llama", fixed=True)
+    first, second = engine.open(text(4, 1)), engine.open(text(4, 2))
+    held = feed(engine, first, text(4, 1))
+    before = held.clone()
+    feed(engine, second, text(4, 2))
+    assert torch.equal(held, before)
+
+
+def test_what_a_larger_pass_left_in_the_buffers_is_no_part_of_a_smaller_one(counted: Counted) -> None:
+    engine, model = flex_engine("mistral_window", fixed=True, pages=400), own_model("mistral_window")
+    long, words = text(150, 1), text(4, 3)
+    many = [engine.open(long[:1]) for _ in range(8)]
+    for it in many:
+        feed(engine, it, long[:140])
+    engine.forward([Segment(it, long[140:141], 1) for it in many])
+    one = engine.open(words[:1])
+    feed(engine, one, words[:2])
+    counted.fixed = 0
+    rows = engine.forward([Segment(one, words[2:], 2), Segment(many[3], long[141:145], 4)])  # 6 of 8 rows
+    assert counted.fixed == 1
+    assert_same(rows[0], own_logits(model, words)[2:])
+    assert_same(rows[1], own_logits(model, long[:145])[141:])
+
+
+@pytest.mark.parametrize("fixed", [False, True])
+def test_trees_and_features_take_the_ordinary_way(fixed: bool, counted: Counted) -> None:
+    engine, model = flex_engine("llama", fixed=fixed), own_model("llama")
+    words, ends = text(9, 1), text(2, 5)
+    sequence = engine.open(words[:1])
+    feed(engine, sequence, words)
+    counted.fixed = counted.layers = 0
+    tap = Tap((1, 3), 0)
+    logits = engine.forward([Segment(sequence, ends, 2, np.array([8, 8]), tap)])[0]
+    assert (counted.fixed, counted.layers) == (0, 0), "pages are gathered"
+    for token, row in zip(ends, logits, strict=True):
+        assert_same(row, own_logits(model, np.append(words, token))[-1])
+    sequence.truncate(9)
+    feed_tapped = engine.forward([Segment(sequence, ends[:1], 1, tap=tap)])[0]
+    assert (counted.fixed, counted.layers) == (0, 3)
+    assert_same(feed_tapped[0], own_logits(model, np.append(words, ends[0]))[-1])
+    assert tap.states().shape == (3, 2 * 32)
+
+
+def test_larger_passes_take_the_ordinary_way(counted: Counted) -> None:
+    engine, words = flex_engine("llama", fixed=True, max_position_embeddings=600), text(257, 1)
+    counted.fixed = 0
+    feed(engine, engine.open(words[:1]), words)
+    assert counted.fixed == 0
+    feed(engine, engine.open(words[:1]), words[:256])
+    assert counted.fixed == 1
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_stays_what_it_is(dtype: torch.dtype) -> None:
+    words, expected = text(20, 5), tiny_engine("llama", dtype=dtype)
+    for fixed in (False, True):
+        engine = flex_engine("llama", fixed=fixed, dtype=dtype)
+        logits, own = (feed(it, it.open(words), words) for it in (engine, expected))
+        assert logits.dtype == dtype
+        assert float((logits.float() - own.float()).norm() / own.float().norm()) < 0.05
+
+
+def test_a_worker_on_a_cpu_loads_none_of_it() -> None:
+    script = """
+import sys
+from tests.harness.engines_lm import tiny_engine, feed, text
+engine = tiny_engine("llama")
+feed(engine, engine.open(text(3, 0)), text(3, 0))
+print(*(name for name in sys.modules if name.startswith(("outrider.lm.flex", "triton", "torch._inductor."))))
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == []
+
+
+def test_the_fixed_passes_are_those_of_all_sizes(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO, "outrider"):
+        engine = flex_engine("llama", fixed=True)
+    assert isinstance(engine._fixed, FixedPasses)
+    said = [record.getMessage() for record in caplog.records]
+    assert "attention: flex, pages are read where they lie" in said
+    assert any(it.startswith("recorded 9 passes in ") for it in said), said
