@@ -1,13 +1,14 @@
 """What the engine's ragged forward costs beside a bare dense one, and how near both come to the memory's speed.
 
-    python -m bench.engine_forward [--model MODEL] [--made]
+    python -m bench.engine_forward [--model MODEL] [--made] [--device cuda [--attention gather] [--graphs off]]
 
 A pass over `batch` sessions with `positions` new ones each, after a context of 512. *Bare* is a plain loop over the
 same packed weights with a dense cache of exactly the right length for every case: no pages, no sequences, no checks;
 its attention is the faster of two products and torch's fused kernel. Both take turns, and the median of the
 ratios counts. At one position a pass is reading its weights once: their bytes over the time stand beside what this
 machine reaches when it only reads as many bytes. Without options the demo's target and a random model of 0.4B
-parameters are measured. Exits with 1 when a ratio is above its limit, 1.05 at one session and 1.15 at more.
+parameters are measured. Exits with 1 when a ratio is above its limit, 1.05 at one session and 1.15 at more. On a GPU, the
+engine's pass waits for its logits, and so does the bare one.
 """
 
 import argparse
@@ -40,18 +41,18 @@ class Bare:
 
     def __init__(self, engine: CausalLm, sequences: Sequence[SequenceState], context: int, positions: int) -> None:
         self._decoder = cast(FusedDecoder, engine._run)
-        first = self._decoder.layers[0]
+        first, device = self._decoder.layers[0], engine.device
         self._heads, self._kv_heads, self._dim = first.heads, first.kv_heads, first.dim
         self._batch, self._context, self._positions = len(sequences), context, positions
         self._cache = [self._dense(engine, layer, sequences) for layer in range(len(self._decoder.layers))]
         seen = torch.ones(positions, context + positions, dtype=torch.bool).tril_(context)
-        mask = torch.zeros(seen.shape, dtype=self._cache[0].dtype).masked_fill_(~seen, float("-inf"))
+        mask = torch.zeros(seen.shape, dtype=self._cache[0].dtype).masked_fill_(~seen, float("-inf")).to(device)
         self._mask = mask.repeat(self._heads // self._kv_heads, 1)  # [group * positions, context + positions]
-        self._places = torch.arange(context, context + positions).repeat(self._batch)[None]
+        self._places = torch.arange(context, context + positions).repeat(self._batch)[None].to(device)
 
     def _dense(self, engine: CausalLm, layer: int, sequences: Sequence[SequenceState]) -> torch.Tensor:
         """Keys, then values of a layer, [2 * kv_heads * batch, context + positions, dim]."""
-        slots = torch.cat([self._slots(engine, sequence) for sequence in sequences])
+        slots = torch.cat([self._slots(engine, sequence) for sequence in sequences]).to(engine.device)
         dense = engine._storage.layers[layer][:, slots]
         return dense.view(2 * self._kv_heads * self._batch, -1, self._dim)
 
@@ -119,7 +120,7 @@ class Bench:
         """Raises SystemExit when the two paths do not compute the same."""
         sequences = self._sequences[:batch]
         new = self._texts[:batch, self._context : self._context + positions]
-        tokens = torch.from_numpy(new.astype(np.int64).ravel())
+        tokens = torch.from_numpy(new.astype(np.int64).ravel()).to(self._engine.device)
 
         def ours() -> torch.Tensor:
             for sequence in sequences:
@@ -147,6 +148,8 @@ class Bench:
 def seconds(action: Callable[[], object]) -> float:
     began = time.perf_counter()
     action()
+    if torch.cuda.is_initialized():
+        torch.cuda.synchronize()
     return time.perf_counter() - began
 
 
@@ -157,16 +160,16 @@ def weight_bytes(engine: CausalLm) -> int:
     return sum(it.in_features * it.out_features for it in linears) * getattr(torch, engine.info.dtype).itemsize
 
 
-def reading_speed(size: int, repeats: int) -> float:
-    """Bytes a second of reading `size` bytes with torch's threads: the greatest of the repeats."""
-    numbers = torch.ones(size // 4)
+def reading_speed(size: int, repeats: int, device: torch.device) -> float:
+    """Bytes a second of reading `size` bytes with torch's threads, or the device: the greatest of the repeats."""
+    numbers = torch.ones(size // 4, device=device)
     return size / min(seconds(numbers.sum) for _ in range(repeats + 1))
 
 
 def report(engine: CausalLm, options: argparse.Namespace) -> bool:
     """Measures one model and prints its table; whether every case keeps within its limit."""
     size, limits = weight_bytes(engine), {True: options.single_limit, False: options.limit}
-    speed = reading_speed(size, options.repeats)
+    speed = reading_speed(size, options.repeats, engine.device)
     name, dtype, threads = engine.info.model_id, engine.info.dtype, torch.get_num_threads()
     print(f"{name}: {dtype}, {threads} threads, {size / 1e6:.0f} MB of weights, context {options.context}")
     print(f"reading as many bytes: {speed / 1e9:.1f} GB/s, {1e3 * size / speed:.2f} ms")
@@ -199,6 +202,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--context", type=int, default=512)
     parser.add_argument("--repeats", type=int, default=15)
     parser.add_argument("--threads", type=int, default=0, help="torch's threads; 0 leaves them")
+    parser.add_argument("--device", default="cpu", help="cpu, cuda or cuda:N")
+    parser.add_argument("--attention", default="auto", help="auto, gather or flex")
+    parser.add_argument("--graphs", default="auto", help="auto, on or off")
     parser.add_argument("--single-limit", type=float, default=SINGLE_LIMIT, help="greatest ratio at one session")
     parser.add_argument("--limit", type=float, default=LIMIT, help="greatest ratio at more")
     parser.add_argument("--smoke", action="store_true", help="a tiny random model: shows that this runs")
@@ -216,7 +222,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
             models = [made_model(directory)] if options.made else [f"gguf:{fetch()}", made_model(directory)]
         for model in models:
             pages = max(options.batch) * -(-(options.context + max(options.positions)) // 16)
-            settings = EngineOptions(dtype=options.dtype, threads=options.threads, kv_pages=pages + 4)
+            settings = EngineOptions(
+                dtype=options.dtype,
+                device=options.device,
+                threads=options.threads,
+                kv_pages=pages + 4,
+                attention=options.attention,
+                graphs=options.graphs,
+            )
             engine = load_engine(model, settings)
             assert isinstance(engine, CausalLm)
             kept &= report(engine, options)

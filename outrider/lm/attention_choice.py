@@ -64,9 +64,9 @@ def _unsuited(shapes: Sequence[LayerShape], page_size: int, device: torch.device
 
 def _flex_fails(engine: CausalLm, shapes: Sequence[LayerShape], check: Callable[[], None]) -> str | None:
     """Lets the engine read pages where they lie; why that fails."""
-    from outrider.lm.flex.paged import Flex
-
     try:
+        from outrider.lm.flex.paged import Flex
+
         if engine.device.type == "cpu":
             from outrider.lm.flex.walked import walk as kernel
         else:

@@ -33,11 +33,12 @@ def tiny_engine(
     dtype: torch.dtype = torch.float32,
     attention: AttentionName = "auto",
     graphs: GraphsName = "auto",
+    device: str = "cpu",
     **changes: object,
 ) -> CausalLm:
     """An engine over the tiny model of an architecture; weights as `own_model` has them."""
     options = EngineOptions(kv_pages=pages, page_size=page_size, pack=pack, attention=attention, graphs=graphs)
-    model = tiny_model(tiny_config(architecture, **changes)).to(dtype)
+    model = tiny_model(tiny_config(architecture, **changes)).to(device, dtype)
     return build_engine(architecture, model, bare_vocabulary(VOCAB), options, lambda _fraction, _what: None)
 
 

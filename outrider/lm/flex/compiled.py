@@ -5,7 +5,9 @@ function turns a slot into a place and asks what the row sees. Blocks that are s
 kernel for few rows would no longer share a sequence's pages out over the processors (torch/_inductor/kernel/flex).
 """
 
+import os
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -29,6 +31,7 @@ class CompiledKernel:
     for each of those."""
 
     def __init__(self) -> None:
+        _choose_cache()
         self._made: dict[Scoring, _Function] = {}
 
     def __call__(
@@ -49,6 +52,13 @@ class CompiledKernel:
             )
         made = self._made[scoring]
         return made(query, keys, values, tables.counts, pages, tables.first, tables.last, tables.places)
+
+
+def _choose_cache() -> None:
+    """What is compiled lies with our other caches, unless somebody said where: a second start finds it there."""
+    root = Path(os.environ.get("OUTRIDER_CACHE") or Path.home() / ".cache" / "outrider").expanduser()
+    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(root / "inductor"))
+    os.environ.setdefault("TRITON_CACHE_DIR", str(root / "triton"))
 
 
 def _function(scoring: Scoring) -> _Function:
