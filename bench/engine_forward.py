@@ -7,8 +7,8 @@ same packed weights with a dense cache of exactly the right length for every cas
 its attention is the faster of two products and torch's fused kernel. Both take turns, and the median of the
 ratios counts. At one position a pass is reading its weights once: their bytes over the time stand beside what this
 machine reaches when it only reads as many bytes. Without options the demo's target and a random model of 0.4B
-parameters are measured. Exits with 1 when a ratio is above its limit, 1.05 at one session and 1.15 at more. On a GPU, the
-engine's pass waits for its logits, and so does the bare one.
+parameters are measured. Exits with 1 when a ratio is above its limit, 1.05 at one session and 1.15 at more. On
+a GPU both passes are waited for.
 """
 
 import argparse
