@@ -7,9 +7,10 @@ from typing import Literal
 import torch
 
 from outrider.lm.attention import PagedPass
-from outrider.lm.causal_lm import CausalLm
-from outrider.lm.engine import ModelRefused
+from outrider.lm.causal_lm import CausalLm, PagedOf
+from outrider.lm.engine import ModelRefused, Segment
 from outrider.lm.kv_storage import LayerShape
+from outrider.lm.probe import compare, probe_tokens
 
 _log = logging.getLogger(__name__)
 
@@ -17,6 +18,8 @@ _log = logging.getLogger(__name__)
 AttentionName = Literal["auto", "gather", "flex"]
 # Smallest page and narrowest key or value that the kernels of CUDA multiply.
 _LEAST_PAGE, _LEAST_WIDTH = 16, 16
+# Tokens of a prompt that both kinds of attention compute: two entries of many rows.
+_PROMPT = 160
 # Tokens of a page unless said: a kernel reads one at a time, and CUDA's want more to do.
 _PAGE, _CUDA_PAGE = 16, 64
 
@@ -73,11 +76,30 @@ def _flex_fails(engine: CausalLm, shapes: Sequence[LayerShape], check: Callable[
             from outrider.lm.flex.compiled import CompiledKernel
 
             kernel = CompiledKernel()
-        engine.attend_by(Flex(kernel, shapes))
+        flex = Flex(kernel, shapes)
+        engine.attend_by(flex)
         check()
+        _agree_on_a_prompt(engine, flex)
     except Exception as error:  # a compiler that is missing, a kernel that does not fit the device
         return first_line(error)
     return None
+
+
+def _agree_on_a_prompt(engine: CausalLm, flex: PagedOf) -> None:
+    """Holds both kinds of attention against each other on more rows than the self-check has. What prompts need is
+    compiled in it, before the first caller waits.
+
+    Raises ModelRefused when they differ.
+    """
+    tokens, logits = probe_tokens(engine.info.vocab_size, engine.info.context_length, _PROMPT), []
+    for paged in (PagedPass, flex):
+        engine.attend_by(paged)
+        sequence = engine.open(tokens[:1])
+        try:
+            logits += engine.forward([Segment(sequence, tokens, len(tokens))])
+        finally:
+            sequence.free()
+    compare("prompt by flex", logits[1], logits[0])
 
 
 def first_line(error: Exception) -> str:

@@ -129,9 +129,8 @@ class CausalLm:
             raise
         for it in work:
             it.sequence.append(it.tokens, it.branches)
-        rows = list(torch.split(logits, [it.rows for it in work]))
-        self._withdraw_broken(work, rows)
-        return rows
+        self._withdraw_broken(work, logits)
+        return list(torch.split(logits, [it.rows for it in work]))
 
     def _check(self, segment: Segment) -> _Work:
         sequence, tokens = segment.sequence, segment.tokens
@@ -185,10 +184,11 @@ class CausalLm:
             first_row += rows
         return pieces
 
-    def _withdraw_broken(self, work: list[_Work], rows: list[torch.Tensor]) -> None:
+    def _withdraw_broken(self, work: list[_Work], logits: torch.Tensor) -> None:
         """Keeps the pages behind NaN or infinite logits from being shared: a fault must not outlive its session."""
-        for it, logits in zip(work, rows, strict=True):
-            if it.rows and not bool(logits.amax(-1).isfinite().all()):
+        finite = logits.amax(-1).isfinite().cpu()  # waits for the device, once
+        for it, rows in zip(work, torch.split(finite, [it.rows for it in work]), strict=True):
+            if not bool(rows.all()):
                 it.sequence.withdraw()
 
 

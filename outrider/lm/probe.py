@@ -19,9 +19,9 @@ _HALF_TOLERANCE = 0.1
 _LENGTH = 24
 
 
-def probe_tokens(vocab_size: int, context_length: int) -> Int32Array:
-    """[n] scattered tokens, n >= 2, the same for equal models."""
-    length = min(_LENGTH, context_length)
+def probe_tokens(vocab_size: int, context_length: int, most: int = _LENGTH) -> Int32Array:
+    """[n] scattered tokens, 2 <= n <= most, the same for equal models."""
+    length = min(most, context_length)
     return (np.arange(1, length + 1, dtype=np.int64) * 7919 % vocab_size).astype(np.int32)
 
 
@@ -51,16 +51,17 @@ def probe(engine: Engine, tokens: Int32Array, reference: torch.Tensor, room: int
         _, rest = engine.forward(
             [Segment(second, tokens[:1], 1), Segment(first, tokens[middle:], len(tokens) - middle)]
         )
-        _compare("ragged pass", torch.cat([ahead, rest]), reference)
+        compare("ragged pass", torch.cat([ahead, rest]), reference)
         first.truncate(middle - 1)
         again = engine.forward([Segment(first, tokens[middle - 1 :], len(tokens) - middle + 1)])[0]
-        _compare("pass after a truncation", again, reference[middle - 1 :])
+        compare("pass after a truncation", again, reference[middle - 1 :])
     finally:
         first.free()
         second.free()
 
 
-def _compare(what: str, logits: torch.Tensor, reference: torch.Tensor) -> None:
+def compare(what: str, logits: torch.Tensor, reference: torch.Tensor) -> None:
+    """Raises ModelRefused when logits [n, vocabulary] of a pass differ from the reference [n, head rows]."""
     scored = ~left_out(reference[0, : logits.shape[1]])
     expected, logits = reference[:, : logits.shape[1]][:, scored].float(), logits[:, scored]
     centred = expected - expected.mean(-1, keepdim=True)  # a shift of all logits means nothing

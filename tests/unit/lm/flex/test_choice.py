@@ -1,15 +1,19 @@
 """Which attention serves, and whether passes are recorded: what fails is refused or replaced, and said."""
 
 import logging
+from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 
+from outrider.lm import attention_choice
 from outrider.lm.attention import PagedPass
 from outrider.lm.attention_choice import choose_attention, page_size_for
 from outrider.lm.causal_lm import CausalLm
 from outrider.lm.engine import ModelRefused
-from outrider.lm.flex.paged import Flex
+from outrider.lm.flex.entries import Entries, Reading
+from outrider.lm.flex.paged import MANY, Flex
 from outrider.lm.flex.walked import walk
 from outrider.lm.graph_choice import choose_graphs
 from outrider.lm.kv_storage import LayerShape
@@ -63,7 +67,8 @@ def test_what_flex_cannot_serve_is_gathered_or_refused(
         choose_attention(engine, shapes, "flex", page, Check(failures))
 
 
-def test_flex_is_the_choice_on_cuda_and_gathering_elsewhere(engine: CausalLm) -> None:
+def test_flex_is_the_choice_on_cuda_and_gathering_elsewhere(engine: CausalLm, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(attention_choice, "_agree_on_a_prompt", lambda *_: None)  # would compute
     choose_attention(engine, WIDE, "auto", 64, check := Check())
     assert isinstance(engine.paged, Flex)
     assert check.calls == 1
@@ -72,6 +77,18 @@ def test_flex_is_the_choice_on_cuda_and_gathering_elsewhere(engine: CausalLm) ->
     choose_attention(engine, WIDE, "gather", 64, check := Check())
     assert engine.paged is PagedPass
     assert check.calls == 1
+
+
+def test_prompts_that_flex_computes_otherwise_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    own = Entries.reading
+
+    def reading(its: Entries, window: int | None) -> Reading:
+        read = own(its, window)
+        return read if its.height < MANY else replace(read, counts=np.maximum(1, read.counts - 1))
+
+    monkeypatch.setattr(Entries, "reading", reading)
+    with pytest.raises(ModelRefused, match="a prompt by flex differs from the model's own forward"):
+        tiny_engine("llama", attention="flex")
 
 
 def test_a_gathering_that_fails_its_check_is_not_served(engine: CausalLm) -> None:
