@@ -5,6 +5,7 @@ from pydantic import ValidationError
 
 from draft_service.config import DraftConfig
 from outrider.config import ConfigError, parse_config
+from outrider.lm.configured import engine_options
 from outrider.v1 import draft_pb2
 from target_service.config import TargetConfig
 
@@ -13,7 +14,7 @@ def test_flags_come_before_environment_before_defaults(monkeypatch: pytest.Monke
     monkeypatch.setenv("OUTRIDER_TOKEN_BUDGET", "77")
     monkeypatch.setenv("OUTRIDER_KV_PAGES", "88")
     config = parse_config(TargetConfig, ["--model", "m", "--kv-pages", "99"])
-    assert (config.kv_pages, config.token_budget, config.page_size) == (99, 77, 16)
+    assert (config.kv_pages, config.token_budget, config.page_size) == (99, 77, 0)
     with pytest.raises(ValidationError):
         config.kv_pages = 1
 
@@ -27,6 +28,8 @@ def test_flags_come_before_environment_before_defaults(monkeypatch: pytest.Monke
         (["--model", "m", "--max-lookahead", "65"], "--max-lookahead: input should be less"),
         (["--model", "m", "--log-level", "loud"], "--log-level: input should be 'debug'"),
         (["--model", "m", "--colour", "red"], "unrecognized arguments: --colour red"),
+        (["--model", "m", "--attention", "paged"], "--attention: input should be 'auto', 'gather' or 'flex'"),
+        (["--model", "m", "--graphs", "yes"], "--graphs: input should be 'auto', 'on' or 'off'"),
         (["--model"], "argument --model: expected one argument"),
     ],
 )
@@ -35,6 +38,15 @@ def test_errors_name_the_flag(arguments: list[str], message: str) -> None:
         parse_config(TargetConfig, arguments)
     assert message in str(failure.value)
     assert "\n" not in str(failure.value)
+
+
+def test_both_workers_say_how_their_engines_attend(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OUTRIDER_ATTENTION", "flex")
+    for worker in (TargetConfig, DraftConfig):
+        options = engine_options(parse_config(worker, ["--model", "m", "--graphs", "on"]))
+        assert (options.attention, options.graphs, options.page_size) == ("flex", "on", 0)
+    options = engine_options(parse_config(TargetConfig, ["--model", "m", "--attention", "gather", "--page-size", "32"]))
+    assert (options.attention, options.graphs, options.page_size) == ("gather", "auto", 32)
 
 
 def test_proposers_are_a_list_with_the_default_first() -> None:

@@ -59,10 +59,10 @@ def test_a_window_lists_only_its_pages() -> None:
     assert entries.reading(5).pages.tolist() == [[11, 12]]  # places 46 to 51
 
 
-def test_rows_find_their_way_back() -> None:
-    pieces = [Piece(row, rows, 3, np.arange(9)) for row, rows in ((0, 2), (2, 20), (22, 9), (31, 17), (48, 1))]
-    groups = [
-        Entries([it for it in pieces if (it.rows > 9) == long], 16 if long else 4, PAGE) for long in (False, True)
-    ]
+@pytest.mark.parametrize("rows", [(2, 20, 9, 17, 1), (2, 20), (1,), (30,)])
+def test_rows_find_their_way_back(rows: tuple[int, ...]) -> None:
+    pieces = [Piece(sum(rows[:index]), count, 3, np.arange(9)) for index, count in enumerate(rows)]
+    apart = [(4, [it for it in pieces if it.rows <= 9]), (16, [it for it in pieces if it.rows > 9])]
+    groups = [Entries(its, height, PAGE) for height, its in apart if its]
     outputs = np.concatenate([rows_of(it) for it in groups])  # each slot says which row it computed
-    assert outputs[places_back(groups, 49)].tolist() == list(range(49))
+    assert outputs[places_back(groups, sum(rows))].tolist() == list(range(sum(rows)))
