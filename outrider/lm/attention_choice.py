@@ -1,6 +1,7 @@
 """Which attention serves a model: one that reads pages where they lie, or one that gathers them first."""
 
 import logging
+import time
 from collections.abc import Callable, Sequence
 from typing import Literal
 
@@ -40,11 +41,13 @@ def choose_attention(
     if asked == "gather" or (asked == "auto" and device.type != "cuda"):
         check()
         return
-    reason = _unsuited(shapes, page_size, device)
+    began, reason = time.monotonic(), _unsuited(shapes, page_size, device)
     if reason is None:
         reason = _flex_fails(engine, shapes, check)
     if reason is None:
-        _log.info("attention: flex, pages are read where they lie")
+        _log.info(
+            "attention: flex, pages are read where they lie (compiled and proved in %.1f s)", time.monotonic() - began
+        )
         return
     if asked == "flex":
         raise ModelRefused(f"attention flex was asked for, and {reason}")

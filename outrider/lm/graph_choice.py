@@ -55,6 +55,7 @@ def _recording_fails(engine: CausalLm, check: Callable[[], None], progress: Prog
     from outrider.lm.flex.paged import Flex
 
     assert isinstance(flex, Flex)
+    _log.info("recording passes of up to %d positions (--graphs off does without)", SIZES[-1])
     began, before = time.monotonic(), _reserved(engine.device)
     most_pages = -(-engine.info.context_length // engine.storage.page_size)
     try:
