@@ -38,6 +38,8 @@ _ERRORS = 1.5
 _BETTER_ACCEPTANCE = 0.1
 # Probes after which their mean cost forgets.
 _PROBES = 8.0
+# Plain rounds of time that blocks may lose a session that is alone, less what they gained; then it only probes.
+_MOST_LOSS = 4.0
 # Rounds of time that a session is given for probes at its start: it may be unlike those before it.
 _FIRST_CREDIT = 0.25
 
@@ -49,6 +51,7 @@ class DraftHistory:
     Attributes:
         common: the length that suits all of them.
         goodput: tokens in a second of one session that are expected of it.
+        seconds: by length, what a round is expected to take.
         extra: by length, seconds by which a round is longer with a block for which nobody waits.
         probing: how many of them probe.
         probe_seconds: what a probe adds to a round.
@@ -61,6 +64,7 @@ class DraftHistory:
     served: Served = field(default_factory=Served)
     common: int = 0
     goodput: float = 0.0
+    seconds: list[float] = field(default_factory=list)
     extra: list[float] = field(default_factory=list)
     probing: int = 0
     trials: PlainTrials = field(default_factory=PlainTrials)
@@ -80,7 +84,7 @@ class DraftHistory:
             self.costs.wait(k, target.sessions - 1, tokens[k + 1] - tokens[k], target.rest_seconds(k, came))
             for k in range(longest + 1)
         ]
-        seconds = [target.cycle(wait, k, came) for k, wait in enumerate(waits)]
+        seconds = self.seconds = [target.cycle(wait, k, came) for k, wait in enumerate(waits)]
         best, goodput = _largest(tokens, seconds)
         if not best:
             # Plain rounds tell nothing of blocks: they must be better than blocks may well be.
@@ -126,6 +130,10 @@ class SessionLookahead:
         self._fresh = True
         self._vain = 0
         self._plain = Mean()
+        # Seconds that blocks have lost, less what they gained since they last lost nothing.
+        self._lost = 0.0
+        # The longest block that those before make plausible.
+        self._cap = 0.0
         self._asked = 0
         self._others = 0
         self.alone = self.probing = self.tree = False
@@ -194,6 +202,7 @@ class SessionLookahead:
             draft.costs.observe(asked, self._others, cost.draft_wait, reach, ahead=ahead, came=came)
             draft.survival.observe(tried, accepted)
             self._survival.observe(tried, accepted)
+            self._judge(draft, cost, asked, accepted)
         elif not self._on:
             self._plain.observe(cost.seconds, _PROBES)
             earned = (PROBE_SHARE / (1 + self._vain) + _FIRST_CREDIT * self._fresh) * cost.seconds
@@ -202,6 +211,18 @@ class SessionLookahead:
         if self.probing and asked:
             self._probed(target, draft, cost, accepted)
         self._asked = 0
+
+    def _judge(self, draft: DraftHistory, cost: RoundCost, asked: int, accepted: int) -> None:
+        """What a block says of the next ones of its session, sooner than rates do: how long they may be, as a window
+        that doubles when all is well, and whether there are to be any."""
+        if cost.drafted and accepted >= cost.drafted:
+            self._cap = max(self._cap, 2.0 * asked)
+        elif cost.drafted:
+            self._cap += (accepted + 2 - self._cap) / 2.0
+        if asked < len(draft.seconds):
+            # As expected, not as measured: what held up this very round is not the block's affair. A probe is paid for.
+            lost = draft.seconds[asked] - cost.tokens * draft.seconds[0]
+            self._lost = max(0.0, self._lost + (min(lost, 0.0) if self.probing else lost))
 
     def close(self) -> None:
         """The session ended or has no draft any more. Idempotent."""
@@ -214,6 +235,7 @@ class SessionLookahead:
         if draft is not self._draft:
             self.close()
             self._draft, self._survival = draft, SessionSurvival(draft.survival)
+            self._cap = 2.0 * expected_tokens(draft.survival.rates(self._longest))[-1]
 
     def _turn(self, on: bool) -> None:
         if self._draft is not None and on != self._on:
@@ -228,7 +250,8 @@ class SessionLookahead:
         if draft.costs.young or target is None or not target.known:
             return 1 + draft.costs.asked % min(YOUNG_LOOKAHEAD, limit)
         if target.sessions == 1:
-            return draft.settle(target, self._survival, limit)
+            best = draft.settle(target, self._survival, limit)
+            return min(best, max(1, int(self._cap))) if self._lost <= _MOST_LOSS * draft.seconds[0] else 0
         common = draft.settle(target, draft.survival, self._longest)
         better = self._survival.rates(1)[0] - draft.survival.rates(1)[0]
         if not common and better < _BETTER_ACCEPTANCE:
