@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 
 from orchestrator.choosing import Served
 from orchestrator.costs import DraftCosts, Mean, RoundCost, TargetCosts
+from orchestrator.own_blocks import OwnBlocks
 from orchestrator.plain_trials import PlainTrials
 from orchestrator.survival import SessionSurvival, Survival, expected_tokens
 from orchestrator.trees import TreeHistory
@@ -38,8 +39,6 @@ _ERRORS = 1.5
 _BETTER_ACCEPTANCE = 0.1
 # Probes after which their mean cost forgets.
 _PROBES = 8.0
-# Plain rounds of time that blocks may lose a session that is alone, less what they gained; then it only probes.
-_MOST_LOSS = 4.0
 # Rounds of time that a session is given for probes at its start: it may be unlike those before it.
 _FIRST_CREDIT = 0.25
 
@@ -130,10 +129,6 @@ class SessionLookahead:
         self._fresh = True
         self._vain = 0
         self._plain = Mean()
-        # Seconds that blocks have lost, less what they gained since they last lost nothing.
-        self._lost = 0.0
-        # The longest block that those before make plausible.
-        self._cap = 0.0
         self._asked = 0
         self._others = 0
         self.alone = self.probing = self.tree = False
@@ -202,7 +197,12 @@ class SessionLookahead:
             draft.costs.observe(asked, self._others, cost.draft_wait, reach, ahead=ahead, came=came)
             draft.survival.observe(tried, accepted)
             self._survival.observe(tried, accepted)
-            self._judge(draft, cost, asked, accepted)
+            self._own.grow(asked, cost.drafted, accepted)
+            if asked < len(draft.seconds):
+                # As expected, not as measured: what held up this very round is not the block's affair.
+                lost = draft.seconds[asked] - cost.tokens * draft.seconds[0]
+                # A probe is paid for.
+                self._own.lose(min(lost, 0.0) if self.probing else lost)
         elif not self._on:
             self._plain.observe(cost.seconds, _PROBES)
             earned = (PROBE_SHARE / (1 + self._vain) + _FIRST_CREDIT * self._fresh) * cost.seconds
@@ -211,18 +211,6 @@ class SessionLookahead:
         if self.probing and asked:
             self._probed(target, draft, cost, accepted)
         self._asked = 0
-
-    def _judge(self, draft: DraftHistory, cost: RoundCost, asked: int, accepted: int) -> None:
-        """What a block says of the next ones of its session, sooner than rates do: how long they may be, as a window
-        that doubles when all is well, and whether there are to be any."""
-        if cost.drafted and accepted >= cost.drafted:
-            self._cap = max(self._cap, 2.0 * asked)
-        elif cost.drafted:
-            self._cap += (accepted + 2 - self._cap) / 2.0
-        if asked < len(draft.seconds):
-            # As expected, not as measured: what held up this very round is not the block's affair. A probe is paid for.
-            lost = draft.seconds[asked] - cost.tokens * draft.seconds[0]
-            self._lost = max(0.0, self._lost + (min(lost, 0.0) if self.probing else lost))
 
     def close(self) -> None:
         """The session ended or has no draft any more. Idempotent."""
@@ -235,7 +223,7 @@ class SessionLookahead:
         if draft is not self._draft:
             self.close()
             self._draft, self._survival = draft, SessionSurvival(draft.survival)
-            self._cap = 2.0 * expected_tokens(draft.survival.rates(self._longest))[-1]
+            self._own = OwnBlocks(expected_tokens(draft.survival.rates(self._longest))[-1])
 
     def _turn(self, on: bool) -> None:
         if self._draft is not None and on != self._on:
@@ -250,8 +238,7 @@ class SessionLookahead:
         if draft.costs.young or target is None or not target.known:
             return 1 + draft.costs.asked % min(YOUNG_LOOKAHEAD, limit)
         if target.sessions == 1:
-            best = draft.settle(target, self._survival, limit)
-            return min(best, max(1, int(self._cap))) if self._lost <= _MOST_LOSS * draft.seconds[0] else 0
+            return self._own.bounded(draft.settle(target, self._survival, limit), draft.seconds[0])
         common = draft.settle(target, draft.survival, self._longest)
         better = self._survival.rates(1)[0] - draft.survival.rates(1)[0]
         if not common and better < _BETTER_ACCEPTANCE:
