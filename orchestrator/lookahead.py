@@ -16,7 +16,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from orchestrator.choosing import Served
-from orchestrator.costs import DraftCosts, Mean, RoundCost, TargetCosts
+from orchestrator.costs import DraftCosts, Mean, RoundCost, TargetCosts, Wait
 from orchestrator.own_blocks import OwnBlocks
 from orchestrator.plain_trials import PlainTrials
 from orchestrator.survival import SessionSurvival, Survival, expected_tokens
@@ -50,7 +50,7 @@ class DraftHistory:
     Attributes:
         common: the length that suits all of them.
         goodput: tokens in a second of one session that are expected of it.
-        seconds: by length, what a round is expected to take.
+        waits: by length, what rounds are expected to wait for such a block.
         extra: by length, seconds by which a round is longer with a block for which nobody waits.
         probing: how many of them probe.
         probe_seconds: what a probe adds to a round.
@@ -63,7 +63,7 @@ class DraftHistory:
     served: Served = field(default_factory=Served)
     common: int = 0
     goodput: float = 0.0
-    seconds: list[float] = field(default_factory=list)
+    waits: list[Wait] = field(default_factory=list)
     extra: list[float] = field(default_factory=list)
     probing: int = 0
     trials: PlainTrials = field(default_factory=PlainTrials)
@@ -79,11 +79,11 @@ class DraftHistory:
             return self._length
         self._choices, self._settled_for = 0, longest
         tokens, came = expected_tokens(survival.rates(longest + 1)), self.costs.came
-        waits = [
+        waits = self.waits = [
             self.costs.wait(k, target.sessions - 1, tokens[k + 1] - tokens[k], target.rest_seconds(k, came))
             for k in range(longest + 1)
         ]
-        seconds = self.seconds = [target.cycle(wait, k, came) for k, wait in enumerate(waits)]
+        seconds = [target.cycle(wait, k, came) for k, wait in enumerate(waits)]
         best, goodput = _largest(tokens, seconds)
         if not best:
             # Plain rounds tell nothing of blocks: they must be better than blocks may well be.
@@ -198,9 +198,10 @@ class SessionLookahead:
             draft.survival.observe(tried, accepted)
             self._survival.observe(tried, accepted)
             self._own.grow(asked, cost.drafted, accepted)
-            if asked < len(draft.seconds):
+            if target.sessions == 1 and asked < len(draft.waits):
                 # As expected, not as measured: what held up this very round is not the block's affair.
-                lost = draft.seconds[asked] - cost.tokens * draft.seconds[0]
+                taken = target.cycle(draft.waits[asked], cost.drafted)
+                lost = taken - cost.tokens * target.cycle(Wait(0.0), 0)
                 # A probe is paid for.
                 self._own.lose(min(lost, 0.0) if self.probing else lost)
         elif not self._on:
@@ -238,7 +239,7 @@ class SessionLookahead:
         if draft.costs.young or target is None or not target.known:
             return 1 + draft.costs.asked % min(YOUNG_LOOKAHEAD, limit)
         if target.sessions == 1:
-            return self._own.bounded(draft.settle(target, self._survival, limit), draft.seconds[0])
+            return self._own.bounded(draft.settle(target, self._survival, limit), target.cycle(Wait(0.0), 0))
         common = draft.settle(target, draft.survival, self._longest)
         better = self._survival.rates(1)[0] - draft.survival.rates(1)[0]
         if not common and better < _BETTER_ACCEPTANCE:

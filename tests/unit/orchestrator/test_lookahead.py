@@ -184,6 +184,19 @@ def test_copies_cost_no_positions_where_there_are_none(found: float) -> None:
     assert Copies(None, found).rate(3000) > WITHIN * Copies(8, found).rate(3000)
 
 
+def test_a_session_that_finds_nothing_to_copy_yet_is_not_given_up() -> None:
+    """What no block came of cost what it was waited for, not what a block costs."""
+    run = Copies(None, 0.9)
+    run.rate(200)
+    run.session.close()
+    run.session, run.found, run.asked = SessionLookahead(8, lambda: run.costs), 0.0, 0
+    run.rate(15)
+    assert run.asked >= 14
+    run.found, run.asked = 0.9, 0
+    run.rate(40)
+    assert run.asked >= 39
+
+
 def test_what_probes_for_copies_costs_is_what_they_wait() -> None:
     """Rounds are longer and shorter by chance: that is no reason to look less often."""
     run = Copies(None, 0.0, jitter=0.01)
