@@ -239,7 +239,9 @@ class SessionLookahead:
         if draft.costs.young or target is None or not target.known:
             return 1 + draft.costs.asked % min(YOUNG_LOOKAHEAD, limit)
         if target.sessions == 1:
-            return self._own.bounded(draft.settle(target, self._survival, limit), target.cycle(Wait(0.0), 0))
+            # No longer ones are looked at: it takes part of every round.
+            best = draft.settle(target, self._survival, self._own.window(limit))
+            return 0 if self._own.spent(target.cycle(Wait(0.0), 0)) else best
         common = draft.settle(target, draft.survival, self._longest)
         better = self._survival.rates(1)[0] - draft.survival.rates(1)[0]
         if not common and better < _BETTER_ACCEPTANCE:

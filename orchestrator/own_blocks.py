@@ -17,9 +17,13 @@ class OwnBlocks:
         # Seconds lost, since nothing was.
         self._lost = 0.0
 
-    def bounded(self, length: int, plain: float) -> int:
-        """What is left of a block that would be so long, where a plain round takes `plain` seconds."""
-        return min(length, max(1, int(self._longest))) if self._lost <= MOST_LOSS * plain else 0
+    def window(self, limit: int) -> int:
+        """The longest block to think of, of those up to `limit`."""
+        return min(limit, max(1, int(self._longest)))
+
+    def spent(self, plain: float) -> bool:
+        """Whether there are to be no more, where a plain round takes `plain` seconds."""
+        return self._lost > MOST_LOSS * plain
 
     def grow(self, asked: int, drafted: int, accepted: int) -> None:
         """A block of `drafted` tokens came where `asked` were wanted. One that did not come tells nothing."""
