@@ -26,8 +26,8 @@ $(STAMP): pyproject.toml constraints.txt $(MOVED)
 demo: setup ## Run the demo: three services on this machine, speculative beside plain decoding
 	@$(RUN) outrider.cli.main demo $(ARGS)
 
-test: setup ## Run the whole suite
-	$(RUN) pytest $(ARGS)
+test: setup ## Run the whole suite, two files of tests at a time
+	$(RUN) pytest -n 2 --dist loadfile $(ARGS)
 
 lint: setup ## Check style, formatting, types and protos
 	$(RUN) ruff check .

@@ -11,7 +11,6 @@ from draft_service.translation.engine import TranslatedEngine
 from draft_service.translation.vocabularies import Vocabularies
 from outrider.lm.configured import configured_engine, engine_options
 from outrider.lm.engine import Engine, EngineInfo, ModelRefused
-from outrider.lm.load_heads import load_eagle, load_medusa
 from outrider.lm.source import SourceKind, parse_source
 from outrider.lm.tokenizer import load_tokenizer, vocabulary_of
 from outrider.v1 import draft_pb2
@@ -39,6 +38,8 @@ def _engine(kind: Proposer.ValueType, config: DraftConfig) -> Engine:
     if kind == draft_pb2.PROPOSER_MODEL:
         return configured_engine(config, target=config.target_model)
     if kind in _FED:
+        from outrider.lm.load_heads import load_eagle, load_medusa
+
         target, options = config.target_model or config.model, engine_options(config)
         if kind == draft_pb2.PROPOSER_MEDUSA:
             return load_medusa(Path(config.medusa), target, options)

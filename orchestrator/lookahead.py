@@ -16,7 +16,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from orchestrator.choosing import Served
-from orchestrator.costs import DraftCosts, Mean, RoundCost, TargetCosts
+from orchestrator.costs import DraftCosts, Mean, RoundCost, TargetCosts, Wait
+from orchestrator.own_blocks import OwnBlocks
 from orchestrator.plain_trials import PlainTrials
 from orchestrator.survival import SessionSurvival, Survival, expected_tokens
 from orchestrator.trees import TreeHistory
@@ -49,6 +50,7 @@ class DraftHistory:
     Attributes:
         common: the length that suits all of them.
         goodput: tokens in a second of one session that are expected of it.
+        waits: by length, what rounds are expected to wait for such a block.
         extra: by length, seconds by which a round is longer with a block for which nobody waits.
         probing: how many of them probe.
         probe_seconds: what a probe adds to a round.
@@ -61,6 +63,7 @@ class DraftHistory:
     served: Served = field(default_factory=Served)
     common: int = 0
     goodput: float = 0.0
+    waits: list[Wait] = field(default_factory=list)
     extra: list[float] = field(default_factory=list)
     probing: int = 0
     trials: PlainTrials = field(default_factory=PlainTrials)
@@ -76,7 +79,7 @@ class DraftHistory:
             return self._length
         self._choices, self._settled_for = 0, longest
         tokens, came = expected_tokens(survival.rates(longest + 1)), self.costs.came
-        waits = [
+        waits = self.waits = [
             self.costs.wait(k, target.sessions - 1, tokens[k + 1] - tokens[k], target.rest_seconds(k, came))
             for k in range(longest + 1)
         ]
@@ -194,6 +197,13 @@ class SessionLookahead:
             draft.costs.observe(asked, self._others, cost.draft_wait, reach, ahead=ahead, came=came)
             draft.survival.observe(tried, accepted)
             self._survival.observe(tried, accepted)
+            self._own.grow(asked, cost.drafted, accepted)
+            if target.sessions == 1 and asked < len(draft.waits):
+                # As expected, not as measured: what held up this very round is not the block's affair.
+                taken = target.cycle(draft.waits[asked], cost.drafted)
+                lost = taken - cost.tokens * target.cycle(Wait(0.0), 0)
+                # A probe is paid for.
+                self._own.lose(min(lost, 0.0) if self.probing else lost)
         elif not self._on:
             self._plain.observe(cost.seconds, _PROBES)
             earned = (PROBE_SHARE / (1 + self._vain) + _FIRST_CREDIT * self._fresh) * cost.seconds
@@ -214,6 +224,7 @@ class SessionLookahead:
         if draft is not self._draft:
             self.close()
             self._draft, self._survival = draft, SessionSurvival(draft.survival)
+            self._own = OwnBlocks(expected_tokens(draft.survival.rates(self._longest))[-1])
 
     def _turn(self, on: bool) -> None:
         if self._draft is not None and on != self._on:
@@ -228,7 +239,9 @@ class SessionLookahead:
         if draft.costs.young or target is None or not target.known:
             return 1 + draft.costs.asked % min(YOUNG_LOOKAHEAD, limit)
         if target.sessions == 1:
-            return draft.settle(target, self._survival, limit)
+            # No longer ones are looked at: it takes part of every round.
+            best = draft.settle(target, self._survival, self._own.window(limit))
+            return 0 if self._own.spent(target.cycle(Wait(0.0), 0)) else best
         common = draft.settle(target, draft.survival, self._longest)
         better = self._survival.rates(1)[0] - draft.survival.rates(1)[0]
         if not common and better < _BETTER_ACCEPTANCE:

@@ -77,10 +77,10 @@ def _adjusted(
     if len(contexts) != len(logits):
         raise ValueError(f"{len(logits)} rows of logits, {len(contexts)} contexts")
     scores = logits.detach()[:, :vocab_size].float()
-    largest = _require_finite(scores.amax(dim=1, keepdim=True))
+    largest = _require_finite(_largest(scores))
     adjusted = adjust(scores, contexts)
     if adjusted is not scores:
-        largest = _require_finite(adjusted.amax(dim=1, keepdim=True))
+        largest = _require_finite(_largest(adjusted))
     return adjusted, largest
 
 
@@ -90,6 +90,18 @@ def _best(scores: torch.Tensor) -> torch.Tensor:
         return scores.argmax(dim=1)
     # Ten times faster than torch's on a CPU.
     return torch.from_numpy(scores.numpy().argmax(axis=1))
+
+
+def _largest(scores: torch.Tensor) -> torch.Tensor:
+    """[rows, 1], NaN where a row has one."""
+    if scores.device.type != "cpu":
+        return _largest_on_device(scores)
+    # Three times faster than torch's on a CPU.
+    return torch.from_numpy(scores.numpy().max(axis=1, keepdims=True))
+
+
+def _largest_on_device(scores: torch.Tensor) -> torch.Tensor:
+    return scores.amax(dim=1, keepdim=True)
 
 
 def _require_finite(largest: torch.Tensor) -> torch.Tensor:

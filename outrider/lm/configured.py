@@ -1,12 +1,19 @@
 """The engine that a worker's settings ask for."""
 
 import logging
+from collections.abc import Callable
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from outrider.config import WorkerConfig
 from outrider.lm.engine import Engine
-from outrider.lm.load import EngineOptions, load_engine
-from outrider.lm.quiet import Progress
+from outrider.lm.source import SourceKind, parse_source
+from outrider.lm.synthetic import SyntheticEngine
+from outrider.lm.synthetic_spec import SyntheticSpec
+
+# What loads models is imported when one is wanted: transformers' model code takes half of a worker's start.
+if TYPE_CHECKING:
+    from outrider.lm.load import EngineOptions
 
 log = logging.getLogger(__name__)
 
@@ -17,12 +24,19 @@ def configured_engine(config: WorkerConfig, *, layers: int = 0, target: str = ""
     `layers`: early exit after the first so many. `target`: MODEL whose embeddings a distilled draft takes.
     Raises ModelRefused.
     """
+    source = parse_source(config.model)
+    if source.kind is SourceKind.SYNTHETIC:
+        return SyntheticEngine(SyntheticSpec.parse(source.location), source.name)
+    from outrider.lm.load import load_engine
+
     options = replace(engine_options(config), layers=layers, target=target)
     return load_engine(config.model, options, log_progress())
 
 
-def engine_options(config: WorkerConfig) -> EngineOptions:
+def engine_options(config: WorkerConfig) -> "EngineOptions":
     """How a worker serves its model."""
+    from outrider.lm.load import EngineOptions
+
     return EngineOptions(
         dtype=config.dtype,
         device=config.device,
@@ -35,7 +49,7 @@ def engine_options(config: WorkerConfig) -> EngineOptions:
     )
 
 
-def log_progress() -> Progress:
+def log_progress() -> Callable[[float, str], None]:
     """Logs every tenth of the way once: `loading 40 % (loading weights)`."""
     last = -1
 

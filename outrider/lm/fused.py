@@ -22,6 +22,7 @@ from outrider.lm.heap import give_back
 from outrider.lm.kernels import kernels
 from outrider.lm.kv_storage import LayerShape
 from outrider.lm.packed import KernelLinear, pack_linear, pack_linears
+from outrider.lm.rotary import RotaryTable
 
 if TYPE_CHECKING:
     from outrider.lm.kernels.compiled import Stack
@@ -133,6 +134,9 @@ class FusedDecoder:
     def __init__(self, model: PreTrainedModel, shapes: Sequence[LayerShape], *, pack: bool) -> None:
         body: Any = model.base_model
         self.embeddings, self.rotary, self.norm = body.embed_tokens.forward, body.rotary_emb, RmsNorm(body.norm)
+        self._turns = RotaryTable.of(
+            self.rotary, self.embeddings(torch.zeros(1, dtype=torch.int64, device=model.device))
+        )
         self.head: Any = model.get_output_embeddings()  # type: ignore[no-untyped-call]
         if pack:
             self.head = pack_linear(self.head)
@@ -166,7 +170,7 @@ class FusedDecoder:
     ) -> torch.Tensor:
         """As `run_model`."""
         hidden = self.embeddings(tokens)
-        cos, sin = (it[0] for it in self.rotary(hidden, positions[None]))
+        cos, sin = self._turns(positions) if self._turns else (it[0] for it in self.rotary(hidden, positions[None]))
         if shown is not None:
             shown.see(0, hidden)
         hidden = self._through(hidden, cos, sin, paged, shown)

@@ -80,3 +80,11 @@ async def test_overload() -> None:
     figures = output.splitlines()[-7:]
     assert "MISSED" not in output
     assert figures[-1] == "other ends of requests: 0.00 (limit 0)"
+
+
+@pytest.mark.parametrize(("limit", "code"), [("0", 0), ("9", 1)])
+async def test_unlike_texts(limit: str, code: int) -> None:
+    ended, output = await bench("unlike_texts", "--limit", limit)
+    assert ended == code, output
+    assert ("MISSED" in output) == bool(code)
+    assert output.count("acceptance") == 8

@@ -5,6 +5,7 @@ import torch
 from outrider.law import answer as module
 from outrider.law import rows as rows_module
 from outrider.law import sample as sample_module
+from outrider.law import transforms as transforms_module
 from outrider.law.answer import Question, answer
 from outrider.law.noise import RoundNoise
 from outrider.law.params import LawParams
@@ -101,6 +102,7 @@ def test_nothing_dense_leaves_the_device(monkeypatch):
     """What an accelerator would send to the host, counted: a few hundred numbers a row of a vocabulary of 152k."""
     monkeypatch.setattr(sample_module, "_at_least", sample_module._at_least_on_device)
     monkeypatch.setattr(rows_module, "_chunk_sums", rows_module._chunk_sums_on_device)
+    monkeypatch.setattr(transforms_module, "_largest", transforms_module._largest_on_device)
     moved = []
 
     def counted(name):

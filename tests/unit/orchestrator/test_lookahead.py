@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from bench.unlike_texts import DEMO, OneByOne
 from orchestrator.costs import RoundCost, TargetCosts
 from orchestrator.lookahead import PROBE_LOOKAHEAD, DraftHistory, SessionLookahead
 from outrider.v1.target_pb2 import VerifyTiming
@@ -183,6 +184,19 @@ def test_copies_cost_no_positions_where_there_are_none(found: float) -> None:
     assert Copies(None, found).rate(3000) > WITHIN * Copies(8, found).rate(3000)
 
 
+def test_a_session_that_finds_nothing_to_copy_yet_is_not_given_up() -> None:
+    """What no block came of cost what it was waited for, not what a block costs."""
+    run = Copies(None, 0.9)
+    run.rate(200)
+    run.session.close()
+    run.session, run.found, run.asked = SessionLookahead(8, lambda: run.costs), 0.0, 0
+    run.rate(15)
+    assert run.asked >= 14
+    run.found, run.asked = 0.9, 0
+    run.rate(40)
+    assert run.asked >= 39
+
+
 def test_what_probes_for_copies_costs_is_what_they_wait() -> None:
     """Rounds are longer and shorter by chance: that is no reason to look less often."""
     run = Copies(None, 0.0, jitter=0.01)
@@ -191,3 +205,17 @@ def test_what_probes_for_copies_costs_is_what_they_wait() -> None:
     run.found, run.asked = 0.3, 0
     run.rate(60)
     assert run.asked > 30
+
+
+def test_f2_a_session_loses_little_to_blocks_though_others_gain_much_by_them() -> None:
+    """What others were given says little of a text that the draft does not know: the session's own blocks do, and what
+    they may lose is bounded."""
+    bad, good = [], []
+    for seed in range(8):
+        draft = OneByOne(DEMO, seed)
+        draft.session(0.9, plain=True)
+        good += [draft.session(0.95) for _ in range(3)]
+        bad += [draft.session(0.2) for _ in range(2)]
+    assert sum(bad) / len(bad) > 0.92
+    assert min(bad) > 0.82
+    assert sum(good) / len(good) > 2.2

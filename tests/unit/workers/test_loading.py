@@ -1,5 +1,7 @@
 """What a draft worker loads, and in whose tokens it serves."""
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -52,3 +54,12 @@ def test_vocabularies_with_too_little_in_common_are_refused(tmp_path: Path) -> N
 def test_a_target_without_a_tokenizer_is_refused() -> None:
     with pytest.raises(ModelRefused, match="'/no/such' does not exist"):
         load_engines(DraftConfig(model=OTHER, target_model="/no/such"))
+
+
+def test_a_worker_without_a_model_imports_none_of_the_code_of_models() -> None:
+    code = """import sys
+from draft_service.config import DraftConfig
+from draft_service.loading import load_engines
+load_engines(DraftConfig(model="synthetic:vocab_size=26"))
+print("torch" in sys.modules, "transformers.modeling_utils" in sys.modules)"""
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, check=True).stdout == b"True False\n"
