@@ -40,7 +40,7 @@ class Bare:
     """The loop. Reaches into the engine for its weights and, once, for the context's keys and values."""
 
     def __init__(self, engine: CausalLm, sequences: Sequence[SequenceState], context: int, positions: int) -> None:
-        self._decoder = cast(FusedDecoder, engine._run)
+        self._decoder = cast(FusedDecoder, engine.run)
         first, device = self._decoder.layers[0], engine.device
         self._heads, self._kv_heads, self._dim = first.heads, first.kv_heads, first.dim
         self._batch, self._context, self._positions = len(sequences), context, positions
@@ -48,12 +48,12 @@ class Bare:
         seen = torch.ones(positions, context + positions, dtype=torch.bool).tril_(context)
         mask = torch.zeros(seen.shape, dtype=self._cache[0].dtype).masked_fill_(~seen, float("-inf")).to(device)
         self._mask = mask.repeat(self._heads // self._kv_heads, 1)  # [group * positions, context + positions]
-        self._places = torch.arange(context, context + positions).repeat(self._batch)[None].to(device)
+        self._places = torch.arange(context, context + positions).repeat(self._batch).to(device)
 
     def _dense(self, engine: CausalLm, layer: int, sequences: Sequence[SequenceState]) -> torch.Tensor:
         """Keys, then values of a layer, [2 * kv_heads * batch, context + positions, dim]."""
         slots = torch.cat([self._slots(engine, sequence) for sequence in sequences]).to(engine.device)
-        dense = engine._storage.layers[layer][:, slots]
+        dense = engine.storage.layers[layer][:, slots]
         return dense.view(2 * self._kv_heads * self._batch, -1, self._dim)
 
     def _slots(self, engine: CausalLm, sequence: SequenceState) -> torch.Tensor:
@@ -68,7 +68,7 @@ class Bare:
         batch, count, group = self._batch, self._positions, heads // kv_heads
         hidden = decoder.embeddings(tokens)
         first = decoder.layers[0]
-        cos, sin = first.rotations(*(it[0][:, None] for it in decoder.rotary(hidden, self._places)))
+        cos, sin = first.rotations(*(it[:, None] for it in decoder.factors(hidden, self._places)))
         for layer, cache in zip(decoder.layers, self._cache, strict=True):
             parts = layer.query_key_value(layer.before_attention(hidden)).view(len(tokens), heads + 2 * kv_heads, dim)
             turned = torch.addcmul(parts * cos, parts.roll(dim // 2, -1), sin)
@@ -155,7 +155,7 @@ def seconds(action: Callable[[], object]) -> float:
 
 def weight_bytes(engine: CausalLm) -> int:
     """Of the linear layers: what every pass reads."""
-    decoder = cast(FusedDecoder, engine._run)
+    decoder = cast(FusedDecoder, engine.run)
     linears = [decoder.head, *(linear for layer in decoder.layers for linear in layer.linears)]
     return sum(it.in_features * it.out_features for it in linears) * getattr(torch, engine.info.dtype).itemsize
 

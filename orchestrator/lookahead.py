@@ -6,6 +6,8 @@ of the target's positions alone: a token is worth verifying when it is likelier 
 position gives elsewhere, so that a pass is spent on the likeliest tokens of all its sessions. Where the common length
 is 0, a session with blocks much better than the others' may draft on its own account, and nobody waits for it.
 
+A session that has a target for itself goes by its own blocks, within the bounds of own_blocks.py.
+
 From length 0 a rare probe, whose cost is measured and bounded, finds out whether blocks would pay.
 
 What is chosen depends on committed rounds and on measured time, never on the tokens of the block or their noise.

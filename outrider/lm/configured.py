@@ -1,19 +1,18 @@
 """The engine that a worker's settings ask for."""
 
 import logging
-from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from outrider.config import WorkerConfig
 from outrider.lm.engine import Engine
-from outrider.lm.source import SourceKind, parse_source
+from outrider.lm.source import parse_source
 from outrider.lm.synthetic import SyntheticEngine
-from outrider.lm.synthetic_spec import SyntheticSpec
 
 # What loads models is imported when one is wanted: transformers' model code takes half of a worker's start.
 if TYPE_CHECKING:
     from outrider.lm.load import EngineOptions
+    from outrider.lm.quiet import Progress
 
 log = logging.getLogger(__name__)
 
@@ -24,9 +23,9 @@ def configured_engine(config: WorkerConfig, *, layers: int = 0, target: str = ""
     `layers`: early exit after the first so many. `target`: MODEL whose embeddings a distilled draft takes.
     Raises ModelRefused.
     """
-    source = parse_source(config.model)
-    if source.kind is SourceKind.SYNTHETIC:
-        return SyntheticEngine(SyntheticSpec.parse(source.location), source.name)
+    synthetic = SyntheticEngine.of(parse_source(config.model))
+    if synthetic is not None:
+        return synthetic
     from outrider.lm.load import load_engine
 
     options = replace(engine_options(config), layers=layers, target=target)
@@ -49,7 +48,7 @@ def engine_options(config: WorkerConfig) -> "EngineOptions":
     )
 
 
-def log_progress() -> Callable[[float, str], None]:
+def log_progress() -> "Progress":
     """Logs every tenth of the way once: `loading 40 % (loading weights)`."""
     last = -1
 

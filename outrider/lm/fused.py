@@ -128,15 +128,13 @@ class FusedDecoder:
     """A model's pass; a Run. `FusedDecoder.of` makes it.
 
     Attributes:
-        layers, norm, head, embeddings, rotary: its parts.
+        layers, norm, head, embeddings: its parts.
     """
 
     def __init__(self, model: PreTrainedModel, shapes: Sequence[LayerShape], *, pack: bool) -> None:
         body: Any = model.base_model
-        self.embeddings, self.rotary, self.norm = body.embed_tokens.forward, body.rotary_emb, RmsNorm(body.norm)
-        self._turns = RotaryTable.of(
-            self.rotary, self.embeddings(torch.zeros(1, dtype=torch.int64, device=model.device))
-        )
+        self.embeddings, self._rotary, self.norm = body.embed_tokens.forward, body.rotary_emb, RmsNorm(body.norm)
+        self._table = RotaryTable.of(body.rotary_emb, body.embed_tokens.weight[:1])
         self.head: Any = model.get_output_embeddings()  # type: ignore[no-untyped-call]
         if pack:
             self.head = pack_linear(self.head)
@@ -170,7 +168,7 @@ class FusedDecoder:
     ) -> torch.Tensor:
         """As `run_model`."""
         hidden = self.embeddings(tokens)
-        cos, sin = self._turns(positions) if self._turns else (it[0] for it in self.rotary(hidden, positions[None]))
+        cos, sin = self.factors(hidden, positions)
         if shown is not None:
             shown.see(0, hidden)
         hidden = self._through(hidden, cos, sin, paged, shown)
@@ -182,6 +180,13 @@ class FusedDecoder:
         shown.see(shown.last, normed)
         logits = self.head(normed[wanted])
         return logits
+
+    def factors(self, hidden: torch.Tensor, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Cosines and sines [n, dim] of rotary embeddings at positions [n] int64, as `hidden` in type and device."""
+        if self._table:
+            return self._table(positions)
+        cos, sin = self._rotary(hidden, positions[None])
+        return cos[0], sin[0]
 
     def _through(
         self, hidden: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, paged: Paged, shown: Hidden | None

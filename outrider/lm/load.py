@@ -31,7 +31,7 @@ from outrider.lm.reduced_head import ReducedHead
 from outrider.lm.refuse import refuse_layers, refusing
 from outrider.lm.sizing import LEAST_PAGES, choose_pages, context_length
 from outrider.lm.source import ModelSource, SourceKind, parse_source
-from outrider.lm.synthetic_spec import SyntheticSpec
+from outrider.lm.synthetic import SyntheticEngine
 from outrider.lm.tokenizer import Vocabulary, load_tokenizer, vocabulary_of
 
 _log = logging.getLogger(__name__)
@@ -102,10 +102,9 @@ def load_engine(model: str, options: EngineOptions = EngineOptions(), progress: 
     """
     report = _never_decreasing(progress or (lambda _fraction, _what: None))
     source = parse_source(model)
-    if source.kind is SourceKind.SYNTHETIC:
-        from outrider.lm.synthetic import SyntheticEngine
-
-        return SyntheticEngine(SyntheticSpec.parse(source.location), source.name)
+    synthetic = SyntheticEngine.of(source)
+    if synthetic is not None:
+        return synthetic
     if options.threads:
         torch.set_num_threads(options.threads)
     device = device_named(options.device)
@@ -149,10 +148,9 @@ def build_engine(
     run = _run_of(model, shapes, pack=options.pack)
     engine = _assemble(name, model, run, shapes, vocabulary, reference.shape[1], context, options)
     report(0.9, "checking the paged path")
-    size = page_size_for(options.page_size, model.device)
     # One page is for the second sequence of the check.
-    check = partial(probe, engine, tokens, reference, max(2, engine.info.context_length - size))
-    choose_attention(engine, shapes, options.attention, size, check)
+    check = partial(probe, engine, tokens, reference, max(2, engine.info.context_length - engine.storage.page_size))
+    choose_attention(engine, shapes, options.attention, engine.storage.page_size, check)
     choose_graphs(engine, options.graphs, check, lambda part, what: report(0.9 + 0.1 * part, what))
     return engine
 

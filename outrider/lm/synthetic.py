@@ -9,6 +9,7 @@ import torch
 
 from outrider.law.sparse import Float32Array, Int32Array
 from outrider.lm.engine import EngineInfo, Segment
+from outrider.lm.source import ModelSource, SourceKind
 from outrider.lm.synthetic_spec import SyntheticSpec
 from outrider.lm.token_sequence import TokenSequence, token_sequence
 from outrider.lm.tokenizer import synthetic_tokenizer, vocabulary_of
@@ -28,6 +29,13 @@ class SyntheticEngine:
     A pass takes `pass_ms` plus `item_us` for each segment and `position_us` for each position, slept with the GIL
     released, as a device would.
     """
+
+    @staticmethod
+    def of(source: ModelSource) -> "SyntheticEngine | None":
+        """None where the source is a model of weights. Raises ModelRefused."""
+        if source.kind is not SourceKind.SYNTHETIC:
+            return None
+        return SyntheticEngine(SyntheticSpec.parse(source.location), source.name)
 
     def __init__(self, spec: SyntheticSpec, model_id: str = "synthetic:") -> None:
         time.sleep(spec.load_ms / 1e3)

@@ -1,6 +1,8 @@
 """Passes of sessions that come, share what they begin with and go on at different speeds, against a model's own
 forward."""
 
+import math
+
 import numpy as np
 import torch
 
@@ -38,3 +40,16 @@ def through_steps(engine: CausalLm, architecture: str, *, page: int = PAGE, **ch
     for sequence in sequences:
         sequence.free()
     assert engine.pages()[0] == 0
+
+
+def through_broken_pages(engine: CausalLm, architecture: str) -> None:
+    """Ragged passes in a cache full of what a broken session left. Raises AssertionError where a row differs."""
+    model, storage = own_model(architecture), engine.storage
+    for tensor in storage.layers:
+        tensor[:, : storage.null_page * storage.page_size] = math.nan
+    texts = [text(length, length) for length in (2, 5, 9, 11)]
+    sequences = [engine.open(it[:1]) for it in texts]
+    engine.forward([Segment(it, words[:1], 0) for it, words in zip(sequences, texts, strict=True)])
+    rows = engine.forward([Segment(it, words[1:], len(words) - 1) for it, words in zip(sequences, texts, strict=True)])
+    for words, logits in zip(texts, rows, strict=True):
+        assert_same(logits, own_logits(model, words)[1:])

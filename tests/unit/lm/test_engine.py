@@ -10,6 +10,7 @@ from outrider.lm.causal_lm import CausalLm
 from outrider.lm.engine import OutOfPages, Segment
 from tests.harness.engines_lm import PAGE, assert_same, feed, own_logits, own_model, text, tiny_engine
 from tests.harness.models import VOCAB
+from tests.harness.steps_lm import through_broken_pages
 
 
 @pytest.fixture(scope="module")
@@ -99,15 +100,7 @@ def test_k3_pages_behind_broken_logits_are_not_shared(monkeypatch: pytest.Monkey
 
 
 def test_k3_what_a_broken_session_left_in_its_pages_reaches_no_other() -> None:
-    engine, model = tiny_engine("llama"), own_model("llama")
-    for tensor in engine._storage.layers:
-        tensor[:, : engine._storage.null_page * PAGE] = math.nan
-    texts = [text(length, length) for length in (2, 5, 9, 11)]
-    sequences = [engine.open(it[:1]) for it in texts]
-    engine.forward([Segment(it, words[:1], 0) for it, words in zip(sequences, texts, strict=True)])
-    rows = engine.forward([Segment(it, words[1:], len(words) - 1) for it, words in zip(sequences, texts, strict=True)])
-    for words, logits in zip(texts, rows, strict=True):
-        assert_same(logits, own_logits(model, words)[1:])
+    through_broken_pages(tiny_engine("llama"), "llama")
 
 
 def test_c8_a_thousand_sessions_leave_no_page_behind() -> None:

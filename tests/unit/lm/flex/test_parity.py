@@ -4,7 +4,6 @@ On a CPU the tables are walked by torch's own operations: the same ones that ker
 """
 
 import logging
-import math
 import sys
 
 import numpy as np
@@ -19,7 +18,7 @@ from outrider.lm.flex.fixed import FixedPass
 from outrider.lm.flex.paged import FlexPass
 from tests.harness.engines_lm import PAGE, assert_same, feed, own_logits, own_model, text, tiny_engine
 from tests.harness.models import ARCHITECTURES
-from tests.harness.steps_lm import through_steps
+from tests.harness.steps_lm import through_broken_pages, through_steps
 
 SERVABLE = [name for name in ARCHITECTURES if name != "falcon"]
 
@@ -84,15 +83,7 @@ def test_truncation_at_every_length_equals_a_fresh_forward(fixed: bool) -> None:
 @pytest.mark.parametrize("fixed", [False, True])
 def test_what_a_broken_session_left_in_its_pages_reaches_no_other(fixed: bool) -> None:
     """The page for padding is broken, too: nobody reads it."""
-    engine, model = flex_engine("llama", fixed=fixed), own_model("llama")
-    for tensor in engine.storage.layers:
-        tensor[:, : engine.storage.null_page * PAGE] = math.nan
-    texts = [text(length, length) for length in (2, 5, 9, 11)]
-    sequences = [engine.open(it[:1]) for it in texts]
-    engine.forward([Segment(it, words[:1], 0) for it, words in zip(sequences, texts, strict=True)])
-    rows = engine.forward([Segment(it, words[1:], len(words) - 1) for it, words in zip(sequences, texts, strict=True)])
-    for words, logits in zip(texts, rows, strict=True):
-        assert_same(logits, own_logits(model, words)[1:])
+    through_broken_pages(flex_engine("llama", fixed=fixed), "llama")
 
 
 def test_padding_writes_into_its_own_page_alone() -> None:
