@@ -6,7 +6,7 @@ import torch
 from outrider.lm.attention import ATTENTION
 from outrider.lm.fused import FusedDecoder, RmsNorm
 from outrider.lm.load import _record
-from tests.harness.engines_lm import own_model, tiny_engine
+from tests.harness.engines_lm import assert_same, feed, own_logits, own_model, text, tiny_engine
 
 TAKEN = ["llama", "llama_tied", "qwen2_biases", "qwen3", "mistral_window"]
 
@@ -23,6 +23,14 @@ def test_others_stay_whole(architecture: str) -> None:
     before = [id(module) for module in model.modules()]
     assert FusedDecoder.of(model, _record(model), pack=True) is None
     assert [id(module) for module in model.modules()] == before
+
+
+def test_factors_that_no_table_holds_are_the_models_own() -> None:
+    changed = {"rope_parameters": {"rope_type": "dynamic", "factor": 4.0, "rope_theta": 10_000.0}}
+    engine, words = tiny_engine("llama", **changed), text(20, 1)
+    assert isinstance(engine.run, FusedDecoder)
+    assert engine.run._table is None
+    assert_same(feed(engine, engine.open(words[:1]), words), own_logits(own_model("llama", **changed), words))
 
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-6), (torch.bfloat16, 1e-2)])

@@ -6,7 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from bench.unlike_texts import DEMO, OneByOne
+from bench.unlike_texts import COPIES, DEMO, OneByOne
+from orchestrator import own_blocks
 from orchestrator.costs import RoundCost, TargetCosts
 from orchestrator.lookahead import PROBE_LOOKAHEAD, DraftHistory, SessionLookahead
 from outrider.v1.target_pb2 import VerifyTiming
@@ -219,3 +220,44 @@ def test_f2_a_session_loses_little_to_blocks_though_others_gain_much_by_them() -
     assert sum(bad) / len(bad) > 0.92
     assert min(bad) > 0.82
     assert sum(good) / len(good) > 2.2
+
+
+def test_f2_the_window_ends_long_blocks_before_the_account_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(own_blocks, "MOST_LOSS", 1e9)
+    bad = []
+    for seed in range(6):
+        draft = OneByOne(COPIES, seed)
+        draft.session(0.9, plain=True)
+        for _ in range(3):
+            draft.session(0.97)
+        bad += [draft.session(0.2) for _ in range(2)]
+    assert sum(bad) / len(bad) > 0.9
+
+
+def test_f3_probes_in_vain_do_not_burden_the_account() -> None:
+    """They are paid for already: after a long stretch of them, a few good ones bring blocks back."""
+    costs, draft = TargetCosts(), DraftHistory()
+    session = SessionLookahead(16, lambda: costs)
+
+    def round_of_one(*, right: bool) -> tuple[int, bool]:
+        """(what was asked, whether as a probe)"""
+        asked = session.choose(draft, 50)
+        probing, accepted = session.probing, asked if right else 0
+        passes, wait = DEMO.plain + DEMO.position * asked, DEMO.step * asked
+        timing = VerifyTiming(passes=1, batch_items=1, batch_positions=1 + asked, forward_micros=int(1e6 * passes))
+        costs.observe_pass(timing, 1)
+        whole = passes + wait + DEMO.rest + DEMO.block * (asked > 0)
+        session.learn(RoundCost(whole, wait, 0.0, passes, 1 + accepted, asked, asked), accepted)
+        return asked, probing
+
+    for _ in range(20):
+        round_of_one(right=True)
+    bad = [round_of_one(right=False) for _ in range(15_000)]
+    assert sum(probing for _, probing in bad) > 40
+    probes = 0
+    for _ in range(1_000):
+        asked, probing = round_of_one(right=True)
+        probes += probing
+        if asked and not probing:
+            break
+    assert 0 < probes < 22
