@@ -279,16 +279,11 @@ class Drafting:
     def _send(self, link: DraftLink, tokens: TokenBuffer, lookahead: int, nodes: int = 0) -> None:
         command = self._command(link, tokens, lookahead, nodes)
         self._metrics.asked(lookahead, probe=self._lookahead.probing)
-        pushed, missed_bytes = link.pushed(self._plan.session_id, self._epoch, tokens)
+        # A session that is opened anew had another proposer, or something was wrong with it; a pushed block is a chain.
+        useful = command.WhichOneof("action") == "advance" and not nodes
+        pushed, missed_bytes = link.pushed(self._plan.session_id, self._epoch, tokens, useful=useful)
         self._moved_bytes += missed_bytes
-        if command.WhichOneof("action") == "open":
-            # Something was wrong with the session there: what was built on it is not used either.
-            pushed = None
-        elif nodes:
-            # What was drafted ahead is a chain.
-            self._left(pushed)
-            pushed = None
-        elif pushed is not None:
+        if pushed is not None:
             command.advance.held = True
         self._asked, self._nodes = lookahead, nodes
         self._pending = link.request(command, tokens)
@@ -299,12 +294,6 @@ class Drafting:
                 self._feed.told()
         if pushed is not None:
             self._told, self._pending = self._pending, _resolved(pushed)
-
-    def _left(self, pushed: DraftEvent | None) -> None:
-        """A block that was pushed is of no use."""
-        if pushed is not None:
-            self._metrics.discarded("missed")
-            self._moved_bytes += pushed.ByteSize()
 
     def _new_command(self) -> DraftCommand:
         return DraftCommand(session_id=self._plan.session_id, epoch=self._epoch, traceparent=self.traceparent)

@@ -64,6 +64,7 @@ class _Session:
         base_length: of the last command.
         answer: to the last command; None once it is there, for it holds the whole message that it came with.
         pushed: blocks for later base lengths, by these.
+        anew: an Open is not answered yet: what is pushed before that goes on from what the session was until then.
     """
 
     epoch: int
@@ -71,6 +72,7 @@ class _Session:
     base_length: int
     answer: "asyncio.Future[DraftEvent] | None"
     pushed: dict[int, DraftEvent]
+    anew: bool
 
     def give_up(self) -> None:
         """The answer is not waited for any more."""
@@ -131,14 +133,18 @@ class DraftLink(Link):
         OutriderError when the link breaks.
 
         A newer request of the same session takes the place of the older one, whose future is cancelled. When the worker
-        does not read its commands, the new future itself is cancelled at once: nothing was sent.
+        does not read its commands, the new future itself is cancelled at once: nothing was sent. After an Open nothing
+        is of use that was pushed before: another proposer may have made it, or one that did not have the right tokens.
         """
         future: asyncio.Future[DraftEvent] = asyncio.get_running_loop().create_future()
         before = self._told.get(command.session_id)
         if before is not None:
             before.give_up()
-        pushed = before.pushed if before is not None and before.epoch == command.epoch else {}
-        self._told[command.session_id] = _Session(command.epoch, tokens, len(tokens), future, pushed)
+        anew = command.WhichOneof("action") == "open"
+        pushed: dict[int, DraftEvent] = {}
+        if before is not None and before.epoch == command.epoch and not anew:
+            pushed, anew = before.pushed, before.anew
+        self._told[command.session_id] = _Session(command.epoch, tokens, len(tokens), future, pushed, anew)
         if not self._enqueue(command):
             self._forget(command.session_id)
         return future
@@ -149,9 +155,14 @@ class DraftLink(Link):
         answers = [session.answer for session in self._told.copy().values()]
         return sum(answer is not None and not answer.done() for answer in answers)
 
-    def pushed(self, session_id: str, epoch: int, tokens: TokenBuffer) -> tuple[DraftEvent | None, int]:
+    def pushed(
+        self, session_id: str, epoch: int, tokens: TokenBuffer, *, useful: bool
+    ) -> tuple[DraftEvent | None, int]:
         """(the block that was pushed for exactly these committed tokens, bytes of those that were for others): none of
         them is held any longer.
+
+        Args:
+            useful: whether any can be: none is for a command that opens the session anew, or asks for a tree.
         """
         session = self._told.get(session_id)
         if session is None or session.epoch != epoch:
@@ -159,7 +170,7 @@ class DraftLink(Link):
         found = None
         missed = []
         for base_length, event in list(session.pushed.items()):
-            if base_length >= len(tokens) and session.agrees(event):
+            if useful and base_length >= len(tokens) and session.agrees(event):
                 found = session.pushed.pop(base_length) if base_length == len(tokens) else found
             else:
                 missed.append(session.pushed.pop(base_length))
@@ -260,11 +271,16 @@ class DraftLink(Link):
         session = self._told.get(event.session_id)
         if session is None or event.epoch != session.epoch or event.base_length < session.base_length:
             self._discard(event, "stale")
-        elif event.hypothesis and not session.agrees(event):
+        elif event.hypothesis and (session.anew or not session.agrees(event)):
             self._discard(event, "missed")
         elif event.base_length > session.base_length:
             self._hold(session, event)
-        elif session.answer is None:
+        else:
+            session.anew = False
+            self._answered(session, event)
+
+    def _answered(self, session: _Session, event: DraftEvent) -> None:
+        if session.answer is None:
             self._discard(event, "stale")
         elif session.answer.done():
             self._discard(event, "late")

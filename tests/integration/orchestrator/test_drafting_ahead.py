@@ -166,6 +166,51 @@ async def test_a_push_that_crosses_its_advance_is_the_answer() -> None:
     assert one.accepted == one.drafted > 15
 
 
+@pytest.mark.parametrize("crossing", ["with the answer to it", "as the answer to it", "held since before it"])
+async def test_what_was_pushed_before_a_session_is_opened_anew_is_not_used(crossing: str) -> None:
+    """Another proposer may have made it, or one that went on from wrong tokens."""
+    reopened: list[int] = []
+
+    def answer(command: DraftCommand) -> list[DraftEvent]:
+        events = script.answer(command)
+        if not (command.open.lookahead or command.advance.lookahead):
+            return events
+        (block,) = events
+        if script.base < len(PROMPT) + 10:
+            return events
+        if not reopened and command.WhichOneof("action") == "advance":
+            reopened.append(0)
+            error = DraftEvent(session_id=command.session_id, epoch=command.epoch, base_length=script.base)
+            error.error.code = 5
+            # A round without a block commits one token.
+            return [script.pushed(block, ahead=4), error] if crossing == "held since before it" else [error]
+        if len(reopened) == 1 and command.WhichOneof("action") == "open":
+            reopened.append(script.base)
+            if crossing == "as the answer to it":
+                script.base -= 3
+                pushed = script.pushed(block)
+                script.base += 3
+                return [pushed, block]
+            if crossing == "with the answer to it":
+                return [script.pushed(block), block]
+        return events
+
+    script, counters = Script(lambda script, event: []), Counters()
+    async with (
+        start_target(target_engine()) as target,
+        fake_draft(answer) as draft,
+        start_orchestrator(
+            [target.address], [draft.address], draft_timeout=20, metrics=counters.metrics
+        ) as orchestrator,
+    ):
+        one = await orchestrator.generate(ask(PROMPT, max_tokens=40, temperature=0, lookahead=2))
+    assert one.ids == greedy_output(PROMPT, 40)
+    assert len(reopened) == 2
+    assert not any(each.drafted_ahead for each in one.rounds)
+    assert not any(command.advance.held for command in draft.commands)
+    assert counters.read()["outrider.draft_discarded{missed}"] == 1
+
+
 def for_other_tokens(script: Script, event: DraftEvent) -> list[DraftEvent]:
     pushed = script.pushed(event)
     *right, last = script.whole[script.base : pushed.base_length]
