@@ -20,7 +20,7 @@ log = logging.getLogger(__name__)
 _ENOUGH = 64
 _FIRST_PAUSE, _LONGEST_PAUSE = 1.0, 60.0
 # An export that takes longer, at the end of a process, is not waited for.
-_SLOW_SECONDS = 1.0
+_SLOW_SECONDS = 2.0
 _LOOK_SECONDS = 0.05
 # How often the log says what was dropped.
 _SAY_SECONDS = 60.0

@@ -35,15 +35,18 @@ class _Server(ThreadingHTTPServer):
 
 
 @contextmanager
-def echo_server(*, token_seconds: float = 0.0, counts: bool = True, key: str = "") -> Iterator[EchoServer]:
+def echo_server(
+    *, token_seconds: float = 0.0, counts: bool = True, key: str = "", together: int = 1
+) -> Iterator[EchoServer]:
     """Serves on a free port.
 
     Args:
         token_seconds: what a token takes.
         counts: whether usage is told when it is asked for.
         key: bearer token that is demanded; empty demands none.
+        together: how many completions wait for each other before any is answered.
     """
-    state = EchoServer()
+    state, meet = EchoServer(), threading.Barrier(together)
 
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
@@ -72,6 +75,7 @@ def echo_server(*, token_seconds: float = 0.0, counts: bool = True, key: str = "
             text = " ".join(it["content"] for it in body["messages"]) if chat else body["prompt"]
             tokens = list(islice(cycle(text.split()), body["max_tokens"]))
             try:
+                meet.wait(30.0)
                 self._begin()
                 for token in tokens:
                     time.sleep(token_seconds)

@@ -1,6 +1,9 @@
 """Processes as tests see them: commands to run, and whether a process still runs."""
 
 import asyncio
+import contextlib
+import itertools
+import os
 import socket
 import sys
 import time
@@ -17,15 +20,24 @@ def fake(name: str, *flags: str) -> Command:
     return Command(name, (sys.executable, str(FAKE), *flags), environment={"PYTHONPATH": str(ROOT)})
 
 
+# Below the ports that the kernel gives to those who leave the choice to it, and apart for each process of a test run:
+# what is free here is so still when it is used.
+_WORKER = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
+_FIRST_PORT, _PORTS = 20_000 + 2_000 * (_WORKER % 6), 2_000
+_numbers = itertools.count(os.getpid())
+
+
 def free_ports(count: int) -> list[str]:
-    """Ports that nobody has at this moment, different ones."""
-    sockets = [socket.socket() for _ in range(count)]
-    for one in sockets:
-        one.bind(("127.0.0.1", 0))
-    ports = [str(one.getsockname()[1]) for one in sockets]
-    for one in sockets:
-        one.close()
-    return ports
+    """Ports that nobody has at this moment, different ones, and others than those of the calls before."""
+    ports: list[str] = []
+    for number in itertools.islice(_numbers, _PORTS):
+        port = _FIRST_PORT + number % _PORTS
+        with contextlib.suppress(OSError), socket.socket() as probe:
+            probe.bind(("127.0.0.1", port))
+            ports.append(str(port))
+        if len(ports) == count:
+            return ports
+    raise RuntimeError(f"of {_PORTS} ports from {_FIRST_PORT} on, {len(ports)} are free: {count} are wanted")
 
 
 def runs(pid: int) -> bool:
@@ -55,7 +67,7 @@ def command_line(pid: int) -> str:
     return Path(f"/proc/{pid}/cmdline").read_bytes().decode().replace("\0", " ")
 
 
-async def until_gone(*pids: int, within: float = 10.0) -> None:
+async def until_gone(*pids: int, within: float = 60.0) -> None:
     """Returns when none of the processes runs; fails the test when one still does after `within` seconds."""
     ends = time.monotonic() + within
     while left := [pid for pid in pids if runs(pid)]:

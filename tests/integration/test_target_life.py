@@ -121,7 +121,7 @@ async def test_h2_a_call_cancelled_inside_the_worker_ends_with_a_status() -> Non
         await model.until_in_pass()
         (pending,) = target.service._calls
         pending.done.cancel()
-        async with asyncio.timeout(2.0):
+        async with asyncio.timeout(DEADLINE):
             await fails_with(call, "ENGINE_FAILED")
         model.let_go()
         await eventually(lambda: target.service.queued == 0)

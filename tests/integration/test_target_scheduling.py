@@ -243,8 +243,8 @@ async def test_unused_sessions_are_freed_after_their_time_to_live() -> None:
     model = engine()
     async with start_target(model, session_ttl=0.05) as target:
         await target.verify(verify_item("s", [1, 2, 3]))
-        await eventually(lambda: target.service.host.thread and not model.open_tokens)
-        assert (await target.info()).load.open_sessions == 0
+        await eventually(lambda: not target.service.load().open_sessions)
+        assert not model.open_tokens
 
 
 async def test_c8_no_session_is_left_after_many_came_and_went() -> None:

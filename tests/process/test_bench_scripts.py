@@ -12,6 +12,8 @@ from bench import proposers
 from tests.harness.openai_server import echo_server
 from tests.process.test_row_benches import bench
 
+pytestmark = pytest.mark.timeout(600)
+
 
 async def test_loop_overhead() -> None:
     # No real goal here: what the services cost on a busy machine is the machine's affair.

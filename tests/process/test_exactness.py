@@ -21,9 +21,8 @@ from outrider.net.channel import connect
 from outrider.v1.orchestrator_pb2 import ACCEPTANCE_BLOCK, ACCEPTANCE_COUPLED, ACCEPTANCE_RATIO
 from outrider.v1.orchestrator_pb2_grpc import OrchestratorServiceStub
 from outrider.v1.target_pb2 import ROW_FORMAT_LOGITS, ROW_FORMAT_UNSPECIFIED
-from tests.harness.orchestrator import Generation, ask
+from tests.harness.orchestrator import PATIENT, Generation, ask
 from tests.harness.outcomes import FAULTS, RIGHT, Sampling, enumerate_outcomes, law_after, p_value, samples_against
-from tests.harness.system import PATIENT
 
 PROMPT, LENGTH, TOKENS = (0, 1, 2), 3, 4
 TARGET = "vocab_size=6,seed=5,scale=1.0"

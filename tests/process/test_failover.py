@@ -122,7 +122,7 @@ async def test_g11_an_orchestrator_that_was_frozen_and_wakes_is_refused(tmp_path
         frozen.send_signal(signal.SIGSTOP)
         try:
             second = owner.Resume(ResumeRequest(session_id="frozen", offset=offset), timeout=SECONDS)
-            rest = await ids_of(second, 100)
+            rest = await ids_of(second, 20)
         finally:
             frozen.send_signal(signal.SIGCONT)
         with pytest.raises(grpc.aio.AioRpcError) as refused:
@@ -131,7 +131,7 @@ async def test_g11_an_orchestrator_that_was_frozen_and_wakes_is_refused(tmp_path
         assert error is not None
         assert error.reason == types_pb2.ERROR_REASON_STALE_EPOCH
         assert seen == expected[: len(seen)]
-        rest += await ids_of(second, 100)
+        rest += await ids_of(second, 20)
         assert rest == expected[offset : offset + len(rest)]
         second.cancel()
 

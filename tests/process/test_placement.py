@@ -28,6 +28,7 @@ async def test_measured_once_and_remembered(tmp_path: Path, monkeypatch: pytest.
         return replace(await measured(pair, compared), others=0.0)  # the machine of a test may be busy
 
     monkeypatch.setattr(placement, "measured", on_an_idle_machine)
+    monkeypatch.setattr(split_times, "_READY_SECONDS", 240.0)
     pair = pair_of(tmp_path, "llama", "qwen3")
     split, said = await placed(pair, 2, tmp_path / "cache")
     assert split in (Split(1, 1), Split(2, 1), Split(2, 2))
@@ -55,6 +56,7 @@ async def test_beside_others_that_work_nothing_is_remembered(tmp_path: Path, mon
             return others
 
     monkeypatch.setattr(split_times, "Others", Counting)
+    monkeypatch.setattr(split_times, "_READY_SECONDS", 240.0)
     monkeypatch.setattr(split_times, "_ROUNDS", sys.maxsize)
     monkeypatch.setattr(split_times, "_SECONDS", 0.2)  # of each way and split: some hundred ticks in all
     pair = pair_of(tmp_path, "llama", "qwen3")

@@ -77,7 +77,7 @@ async def test_g_j2_what_was_begun_before_the_last_fault_ends_as_it_should(table
 
 
 async def test_the_soak_prints_its_table_and_says_by_its_exit_code_whether_all_was_well() -> None:
-    flags = ("--seconds", "60", "--faults", "4", "--clients", "4", "--only", "reset")
+    flags = ("--seconds", "900", "--faults", "4", "--clients", "4", "--only", "reset")
     command = tethered((sys.executable, "-m", "bench.soak", *flags))
     process = await asyncio.create_subprocess_exec(*command, cwd=ROOT, stdout=asyncio.subprocess.PIPE)
     output = (await process.communicate())[0].decode()

@@ -145,7 +145,11 @@ async def test_busy_port_is_told() -> None:
 
 async def test_b1_draft_with_another_vocabulary_translates_and_says_so() -> None:
     async with up("--target", TARGET, "--draft", "synthetic:vocab_size=25,seed=5,order=2") as system:
-        line = next(line for line in (await system.info()).splitlines() if line.startswith("draft"))
+        # `up` waits for the pair for a while, not for ever.
+        async with asyncio.timeout(SECONDS):
+            while "draft" not in (info := await system.info()) or "no:" in info:
+                pass
+        line = next(line for line in info.splitlines() if line.startswith("draft"))
         assert "yes; vocabulary translated (intersection or string), 25 of its 25 tokens shared" in line
         texts = []
         for lookahead in ("0", "4"):

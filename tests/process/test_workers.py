@@ -15,11 +15,11 @@ from grpc_health.v1 import health_pb2
 
 from outrider.net.channel import connect
 from outrider.v1 import draft_pb2, draft_pb2_grpc, target_pb2, target_pb2_grpc
+from tests.harness.commands import SECONDS as READY_SECONDS
 from tests.harness.models import VOCAB, save_tiny
 from tests.harness.processes import ROOT
 from tests.harness.workers import health_of, verify_item
 
-READY_SECONDS = 60.0
 SERVING = health_pb2.HealthCheckResponse.SERVING
 NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
 
@@ -109,7 +109,7 @@ async def test_a_busy_port_is_one_line() -> None:
 
 
 async def test_j7_sigterm_lets_running_work_finish_and_refuses_new_work() -> None:
-    async with worker("target_service", "--model", "synthetic:pass_ms=1500", "--grace", "30") as process:
+    async with worker("target_service", "--model", "synthetic:pass_ms=5000", "--grace", "60") as process:
         address = await address_of(process)
         await until_serving(address)
         async with connect(address) as channel:

@@ -31,7 +31,7 @@ from tests.harness.commands import outrider
 from tests.harness.faults import DRAFT_SPEC, SPEC, VOCAB, draft_engine, target_engine
 from tests.harness.orchestrator import RunningOrchestrator, start_orchestrator
 from tests.harness.spelled import SpelledEngine
-from tests.harness.system import PATIENT, start_system
+from tests.harness.system import start_system
 from tests.harness.tiny_tokenizers import byte_level
 from tests.harness.valkey import free_port, valkey_server
 from tests.harness.workers import eventually, start_draft, start_target
@@ -75,7 +75,6 @@ async def test_an_installation_that_is_well_in_plain_text(tmp_path: Path) -> Non
                         [target.address],
                         [draft.address],
                         store=open_store(valkey.url, 60.0, password_file=password),
-                        draft_timeout=PATIENT,
                     )
                 )
                 for _ in range(2)
@@ -137,7 +136,6 @@ async def test_an_installation_that_is_well_with_tls_and_tokens(tmp_path: Path) 
             keys=line,
             target_tls_name="target",
             draft_tls_name="draft",
-            draft_timeout=PATIENT,
             **edge.settings(ca=False),
             **ours.settings("worker_tls"),
         ) as orchestrator,

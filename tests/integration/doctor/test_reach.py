@@ -291,4 +291,4 @@ async def test_a_metrics_endpoint_that_never_comes_to_an_end_is_not_waited_for()
         (found,) = await scraped(f"{HOST}:{server.sockets[0].getsockname()[1]}", 0.3)
     assert (found.level, "not within 0.3 s" in found.seen) == (Level.broken, True)
     # A thread that is left behind would hold up the end of the command.
-    assert threading.active_count() == before
+    assert threading.active_count() <= before

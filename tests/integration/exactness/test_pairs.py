@@ -43,7 +43,7 @@ from tests.harness.meters import Meters
 from tests.harness.models import tiny_config
 from tests.harness.orchestrator import Generation, RunningOrchestrator, ask, start_orchestrator
 from tests.harness.rogue_draft import start_rogue_draft
-from tests.harness.system import PATIENT, start_system, synthetic
+from tests.harness.system import start_system, synthetic
 from tests.harness.tiny_tokenizers import MIXED
 from tests.harness.workers import eventually, health_of, start_draft, start_target
 from tests.harness.wrappers import ChangedEngine, RecordingEngine, served_as
@@ -146,9 +146,7 @@ async def test_b3_invalid_draft_ids_are_dropped_and_counted_and_open_the_breaker
     async with (
         start_target(model) as target,
         start_rogue_draft(model.info, say) as (address, rogue),
-        start_orchestrator(
-            [target.address], [address], metrics=Metrics(meters.provider), draft_timeout=PATIENT
-        ) as orchestrator,
+        start_orchestrator([target.address], [address], metrics=Metrics(meters.provider)) as orchestrator,
     ):
         orchestrator.core.drafts.links[0].breaker = Breaker(threshold=3, cooldown=3600.0)
 
@@ -179,7 +177,7 @@ async def test_b3_a_session_with_invalid_draft_ids_leaves_its_neighbours_alone()
     async with (
         start_target(model) as target,
         start_rogue_draft(model.info, say) as (address, _),
-        start_orchestrator([target.address], [address], draft_timeout=PATIENT) as orchestrator,
+        start_orchestrator([target.address], [address]) as orchestrator,
     ):
         orchestrator.core.drafts.links[0].breaker = Breaker(threshold=3, cooldown=0.01, max_cooldown=0.01)
         for broken in (True, False):
@@ -204,9 +202,7 @@ async def test_b3_a_law_that_names_an_invalid_id_is_dropped_though_the_tokens_ar
     async with (
         start_target(model) as target,
         start_rogue_draft(model.info, lambda _, tokens, count: next_tokens(tokens, count)) as (address, rogue),
-        start_orchestrator(
-            [target.address], [address], metrics=Metrics(meters.provider), draft_timeout=PATIENT
-        ) as orchestrator,
+        start_orchestrator([target.address], [address], metrics=Metrics(meters.provider)) as orchestrator,
     ):
         rogue.change = with_padding
         one = await orchestrator.generate(ask((0,), max_tokens=10, lookahead=3, **GREEDY, acceptance=ACCEPTANCE_RATIO))

@@ -84,7 +84,8 @@ async def test_h1_a_cancelled_call_stops_both_workers_within_the_round_and_frees
 async def test_h1_a_call_that_runs_past_its_deadline_is_cancelled_everywhere() -> None:
     async with system() as one:
         one.target_engine.hold()
-        client = Client(one.orchestrator, ask(PROMPT, session_id="slow"), timeout=0.3)
+        client = Client(one.orchestrator, ask(PROMPT, session_id="slow"), timeout=3.0)
+        await one.target_engine.until_in_pass()
         with pytest.raises(grpc.aio.AioRpcError) as failure:
             await client.finish()
         assert failure.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED

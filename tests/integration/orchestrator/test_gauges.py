@@ -13,9 +13,9 @@ from outrider.observe.metrics import WorkerMetrics
 from outrider.v1.orchestrator_pb2 import ResumeRequest
 from tests.harness.engines import ScriptedEngine, next_token_script
 from tests.harness.meters import Meters
-from tests.harness.orchestrator import RunningOrchestrator, ask, start_orchestrator
+from tests.harness.orchestrator import DEADLINE, RunningOrchestrator, ask, start_orchestrator
 from tests.harness.scrape import Scrape
-from tests.harness.system import PATIENT, start_system, synthetic
+from tests.harness.system import start_system, synthetic
 from tests.harness.workers import eventually, start_target, verify_item
 
 
@@ -70,7 +70,7 @@ async def test_a_stuck_engine_is_seen() -> None:
 
 async def test_j9_a_worker_that_failed_or_went_is_counted_as_that() -> None:
     model = synthetic()
-    async with start_system(model, model, draft_timeout=PATIENT) as system:
+    async with start_system(model, model) as system:
 
         def drafts(state: str) -> int:
             return system.meters.count("outrider.workers", pool="draft", state=state)
@@ -115,7 +115,7 @@ async def test_a_store_that_does_not_answer_is_an_error_and_one_that_refuses_is_
         async with start_orchestrator([target.address], store=store, metrics=Metrics(meters.provider)) as orchestrator:
             assert await orchestrator.core.store.load("nobody") is None
             with pytest.raises(grpc.aio.AioRpcError):
-                await orchestrator.stub.Resume(ResumeRequest(session_id="nobody"), timeout=PATIENT).read()
+                await orchestrator.stub.Resume(ResumeRequest(session_id="nobody"), timeout=DEADLINE).read()
             assert meters.count("outrider.store.errors") == 0
 
             async def unavailable(*_: object, **__: object) -> None:

@@ -85,7 +85,7 @@ async def test_h1_a_request_whose_deadline_passes_in_the_queue_never_begins() ->
     async with serving(max_sessions=1) as (orchestrator, _):
         first = Client(orchestrator, ask(PROMPT, max_tokens=LONG, temperature=0))
         await first.until_tokens(1)
-        late = Client(orchestrator, ask(PROMPT, session_id="late"), timeout=0.5)
+        late = Client(orchestrator, ask(PROMPT, session_id="late"), timeout=3.0)
         await eventually(lambda: orchestrator.core.admission.waiting == 1)
         with pytest.raises(grpc.aio.AioRpcError) as failure:
             await late.finish()

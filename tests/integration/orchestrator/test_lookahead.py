@@ -2,6 +2,7 @@
 
 import asyncio
 import random
+from dataclasses import replace
 from itertools import count
 
 import pytest
@@ -129,7 +130,8 @@ async def test_f3_a_draft_that_was_left_alone_for_long_is_right_again_at_once(mo
     monkeypatch.setattr(SessionLookahead, "_may_probe", lambda self, draft: False)
     meters = Meters()
     async with (
-        start_target(target_engine()) as target,
+        # Rounds do not run away from the pass that reads.
+        start_target(target_engine(replace(SPEC, pass_ms=20.0))) as target,
         start_draft(draft_engine(SPEC)) as draft,
         start_orchestrator(
             [target.address], [draft.address], lookahead="auto", draft_timeout=20, metrics=Metrics(meters.provider)

@@ -13,7 +13,7 @@ from tests.deploy.test_rules import Series, case, firing, promtool
 from tests.harness.commands import SECONDS
 from tests.harness.orchestrator import Generation, RunningOrchestrator, ask, start_orchestrator
 from tests.harness.scrape import Scrape, scrape
-from tests.harness.system import PATIENT, synthetic
+from tests.harness.system import synthetic
 from tests.harness.workers import start_draft, start_target
 
 VOCABULARY = 512
@@ -37,7 +37,6 @@ async def exporting(draft: dict[str, object]) -> AsyncIterator[tuple[RunningOrch
                 [worker.address],
                 tokenizer=f"synthetic:vocab_size={VOCABULARY}",
                 metrics=metrics,
-                draft_timeout=PATIENT,
             ) as orchestrator,
         ):
             yield orchestrator, exporter._server.address

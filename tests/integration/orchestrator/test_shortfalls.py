@@ -7,7 +7,7 @@ import pytest
 from outrider.v1.orchestrator_pb2 import OrchestratorServiceGetInfoRequest, WorkerStatus
 from tests.harness.engines import DEADLINE
 from tests.harness.orchestrator import RunningOrchestrator, ask, start_orchestrator
-from tests.harness.system import PATIENT, synthetic
+from tests.harness.system import synthetic
 from tests.harness.workers import start_draft, start_target
 
 
@@ -21,7 +21,7 @@ async def test_e4_a_draft_with_a_shorter_context_is_used_and_says_so(caplog: pyt
     async with (
         start_target(synthetic(context_length=64)) as target,
         start_draft(synthetic(context_length=16)) as draft,
-        start_orchestrator([target.address], [draft.address], draft_timeout=PATIENT) as orchestrator,
+        start_orchestrator([target.address], [draft.address]) as orchestrator,
     ):
         one, other = await workers_of(orchestrator)
         assert (one.model.context_length, one.model.dtype, one.max_lookahead) == (64, "float32", 64)

@@ -37,7 +37,7 @@ def server(tmp_path: Path) -> Iterator[ValkeyServer]:
 async def over(
     server: ValkeyServer | SentinelGroup, **store: object
 ) -> AsyncIterator[tuple[RunningOrchestrator, RunningTarget]]:
-    options = {"timeout": 0.5, **store}
+    options = {"timeout": DEADLINE, **store}
     async with (
         start_target(target_engine()) as target,
         start_draft(draft_engine()) as draft,
@@ -60,7 +60,7 @@ def generated(state: GetSessionResponse) -> list[int]:
 async def test_an_outage_of_the_store_ends_streams_with_its_reason_and_nothing_uncommitted_was_seen(
     server: ValkeyServer, outage: str
 ) -> None:
-    async with over(server) as (orchestrator, target):
+    async with over(server, timeout=2.0) as (orchestrator, target):
         clients = [Client(orchestrator, ask(PROMPT, max_tokens=LONG, session_id=f"s{index}")) for index in range(4)]
         for client in clients:
             await client.until_tokens(10)
@@ -85,7 +85,7 @@ async def test_an_outage_of_the_store_ends_streams_with_its_reason_and_nothing_u
 
 
 async def test_a_hiccup_of_the_store_shorter_than_its_deadline_is_a_pause_and_no_more(server: ValkeyServer) -> None:
-    async with over(server, timeout=DEADLINE) as (orchestrator, target):
+    async with over(server) as (orchestrator, target):
         client = Client(orchestrator, ask(PROMPT, max_tokens=200, temperature=0))
         await client.until_tokens(10)
         server.pause()
@@ -178,7 +178,7 @@ async def test_g10_streams_outlive_the_promotion_of_a_replica(
 
 
 async def test_g13_few_connections_are_waited_for_and_never_an_error(server: ValkeyServer) -> None:
-    async with over(server, max_connections=2, timeout=DEADLINE) as (orchestrator, _):
+    async with over(server, max_connections=2) as (orchestrator, _):
         prompts = [(index % 16, index // 16) for index in range(48)]
         generations = await asyncio.gather(
             *(orchestrator.generate(ask(prompt, max_tokens=10, temperature=0)) for prompt in prompts)
@@ -189,7 +189,7 @@ async def test_g13_few_connections_are_waited_for_and_never_an_error(server: Val
 async def test_h1_a_client_that_goes_while_its_session_is_stored_leaves_none_that_seems_to_run(
     server: ValkeyServer,
 ) -> None:
-    async with over(server, timeout=DEADLINE) as (orchestrator, _):
+    async with over(server) as (orchestrator, _):
         await orchestrator.generate(ask(PROMPT))
         server.pause()
         client = Client(orchestrator, ask(PROMPT, session_id="gone"))

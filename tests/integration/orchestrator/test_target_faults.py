@@ -71,14 +71,14 @@ async def test_a_target_that_forgot_a_session_gets_the_prefix_again_in_the_same_
     counters = Counters()
     async with start_target(target_engine()) as target, start_draft(draft_engine()) as draft:
         async with start_orchestrator([target.address], [draft.address], metrics=counters.metrics) as orchestrator:
-            client = Client(orchestrator, ask(PROMPT, max_tokens=60, temperature=0, session_id="evicted"))
+            client = Client(orchestrator, ask(PROMPT, max_tokens=400, temperature=0, session_id="evicted"))
             await client.until_tokens(10)
             # As the time-to-live or the pressure for pages would do it.
             record = await orchestrator.core.store.load("evicted")
             assert record is not None
             await target.release((name_at_targets(record), record.epoch))
             generation = await client.finish()
-            assert generation.ids == greedy_output(PROMPT, 60)
+            assert generation.ids == greedy_output(PROMPT, 400)
             assert counters.read()["outrider.prefix_resent"] == 1
 
 

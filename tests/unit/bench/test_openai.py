@@ -22,7 +22,7 @@ async def answer(url: str, *, index: int = 0, model: str = "", key: str = "", to
 
 
 async def test_chat_and_raw_prompts_are_streamed_and_counted() -> None:
-    with echo_server(token_seconds=0.02) as server:
+    with echo_server(token_seconds=0.25) as server:
         chat, raw = await answer(server.url), await answer(server.url, index=1, tokens=2)
     assert (chat.tokens, raw.tokens) == (5, 2)
     assert (len(chat.arrivals), len(raw.arrivals)) == (5, 2)
@@ -39,7 +39,7 @@ async def test_chat_and_raw_prompts_are_streamed_and_counted() -> None:
 
 
 async def test_requests_run_beside_each_other() -> None:
-    with echo_server(token_seconds=0.05) as server:
+    with echo_server(together=6) as server:
         async with endpoint(server.url, MODEL, "", ASKED, seconds=30.0) as way:
             await asyncio.gather(*(way.answer(PROMPTS, 0, 5) for _ in range(6)))
     assert server.most_at_once == 6

@@ -14,6 +14,7 @@ from outrider.net.errors import OutriderError, abort
 from outrider.v1 import draft_pb2, target_pb2, types_pb2
 from outrider.v1 import orchestrator_pb2 as pb
 from outrider.v1.orchestrator_pb2_grpc import OrchestratorServiceServicer, add_OrchestratorServiceServicer_to_server
+from tests.harness.commands import SECONDS
 from tests.harness.processes import ROOT
 
 TOKEN = pb.Token(
@@ -66,7 +67,7 @@ async def outrider(*arguments: str, stdin: bytes = b"") -> tuple[int | None, str
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "outrider.cli.main", *arguments), cwd=ROOT, stdin=pipe, stdout=pipe, stderr=pipe
     )
-    out, err = await asyncio.wait_for(process.communicate(stdin), 30)
+    out, err = await asyncio.wait_for(process.communicate(stdin), SECONDS)
     return process.returncode, out.decode(), err.decode()
 
 

@@ -62,7 +62,7 @@ def spans(*names: str) -> Make:
 
 def test_what_comes_is_sent_in_its_order_and_in_batches() -> None:
     collector = Collector()
-    with filled(collector, delay=0.3, batch=4) as one:
+    with filled(collector, delay=3600, batch=4) as one:
         for number in range(4):
             one.later(spans(f"{number}a", f"{number}b", f"{number}c"))
         one.later(spans())
@@ -91,9 +91,9 @@ def test_a_collector_that_fails_is_asked_with_one_entry_at_growing_intervals_and
         return make
 
     with filled(collector) as one:
+        began = time.monotonic()
         one.later(counted("first"))
         until(lambda: len(collector.refused) == 1)
-        began = time.monotonic()
         for number in range(80):
             one.later(counted(str(number)))
         until(lambda: len(collector.refused) == 5)

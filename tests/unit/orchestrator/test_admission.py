@@ -164,7 +164,7 @@ async def test_the_wait_ends_in_time_and_what_has_no_time_left_never_begins() ->
 
 
 async def test_who_waited_behind_one_that_is_refused_goes_in_where_there_is_room() -> None:
-    one = admission(max_running_tokens=250, queue_timeout=0.2)
+    one = admission(max_running_tokens=250, queue_timeout=1.0)
     async with requests(one, 1):
         long = Request(one, Demand(1, 200, 0))
         await settled()
@@ -290,7 +290,7 @@ async def test_limits_of_a_tenant_hold_it_back_and_nobody_else() -> None:
 
 
 async def test_a_tenant_that_waits_for_its_rate_alone_is_woken_by_it() -> None:
-    known = {"a": TenantLimits(tokens_per_second=1000.0, burst=50)}
+    known = {"a": TenantLimits(tokens_per_second=100.0, burst=50)}
     one = admission(Tenants(tenants=known))
     async with requests(one, 2, caller=Caller("a")) as (first, second):
         assert first.runs
