@@ -202,6 +202,10 @@ class TargetLink(Link):
             elif not serving:
                 self._down("the worker says NOT_SERVING: it is loading, draining or stuck")
 
+    def _unreachable(self) -> None:
+        # A call that came while the worker's server stopped may have been lost without a word.
+        self._batcher.abandon()
+
     async def _probe(self) -> None:
         try:
             await super()._probe()

@@ -249,8 +249,9 @@ class FakeTarget(target_pb2_grpc.TargetServiceServicer):
 @asynccontextmanager
 async def fake_target(
     answer: Callable[[target_pb2.VerifyRequest], target_pb2.VerifyResponse],
+    kind: type[FakeTarget] = FakeTarget,
 ) -> AsyncIterator[FakeTarget]:
-    fake = FakeTarget(answer)
+    fake = kind(answer)
     server = Server("outrider.v1.TargetService")
     target_pb2_grpc.add_TargetServiceServicer_to_server(fake, server.grpc)
     fake.address = f"127.0.0.1:{await server.start('127.0.0.1', 0)}"

@@ -3,6 +3,7 @@
 import asyncio
 from collections import Counter
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import grpc
 import pytest
@@ -25,6 +26,7 @@ from outrider.v1.orchestrator_pb2 import Round
 from outrider.v1.target_pb2 import (
     ROW_FORMAT_LOGITS,
     LogitsRows,
+    TargetServiceGetInfoResponse,
     VerifyItem,
     VerifyRequest,
     VerifyResponse,
@@ -34,6 +36,7 @@ from tests.harness.faults import (
     SPEC,
     Client,
     Counters,
+    FakeTarget,
     draft_engine,
     fake_target,
     first_token,
@@ -80,6 +83,29 @@ async def test_a_target_that_forgot_a_session_gets_the_prefix_again_in_the_same_
             generation = await client.finish()
             assert generation.ids == greedy_output(PROMPT, 400)
             assert counters.read()["outrider.prefix_resent"] == 1
+
+
+class Forgetful(FakeTarget):
+    """Answers no call, and says that it is going once there was one."""
+
+    async def Verify(self, request: VerifyRequest, context: Any) -> VerifyResponse:
+        self.calls.append(request)
+        return await asyncio.get_running_loop().create_future()
+
+    async def GetInfo(self, request: Any, context: Any) -> TargetServiceGetInfoResponse:
+        if self.calls:
+            await context.abort(grpc.StatusCode.UNAVAILABLE, "it is going")
+        return await super().GetInfo(request, context)
+
+
+async def test_a_call_that_a_target_has_lost_is_not_waited_for_when_there_is_no_connection() -> None:
+    async with fake_target(lambda _: VerifyResponse(), Forgetful) as lost, start_target(target_engine()) as good:
+        async with start_orchestrator([lost.address, good.address]) as orchestrator:
+            prompts = [(index, 1) for index in range(4)]
+            clients = [Client(orchestrator, ask(prompt, max_tokens=10, temperature=0)) for prompt in prompts]
+            for client, prompt in zip(clients, prompts, strict=True):
+                assert (await client.finish()).ids == greedy_output(prompt, 10)
+            assert lost.calls
 
 
 def count_whole_prefixes(link: TargetLink) -> Counter[str]:
