@@ -304,9 +304,8 @@ class StalledTarget(FakeTarget):
 async def test_g6_a_retry_excludes_the_target_that_stalled_and_begins_with_its_books_even(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("tests.harness.faults.FakeTarget", StalledTarget)
     async with (
-        fake_target(sampling) as stalled,
+        fake_target(sampling, StalledTarget) as stalled,
         start_target(target_engine()) as good,
         start_target(target_engine()) as other,
         # The time for fail-over counts from the first failure: a call may take longer than that.
@@ -332,8 +331,7 @@ async def test_g6_a_retry_excludes_the_target_that_stalled_and_begins_with_its_b
 async def test_a_target_that_freezes_loses_its_calls(monkeypatch: pytest.MonkeyPatch) -> None:
     """G7 in small: probes go unanswered while the connection stands; tests/process freezes whole processes."""
     monkeypatch.setattr("orchestrator.links.base.PROBE_SECONDS", 0.05)
-    monkeypatch.setattr("tests.harness.faults.FakeTarget", StalledTarget)
-    async with fake_target(sampling) as stalled, start_target(target_engine()) as good:
+    async with fake_target(sampling, StalledTarget) as stalled, start_target(target_engine()) as good:
         async with start_orchestrator([stalled.address, good.address]) as orchestrator:
             link = orchestrator.core.targets.links[0]
             running = asyncio.create_task(orchestrator.generate(ask(PROMPT, temperature=0)))
