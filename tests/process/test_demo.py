@@ -9,6 +9,9 @@ import pytest
 from tests.harness.commands import SECONDS, Running, outrider, running
 from tests.harness.processes import children_of, until_gone
 
+# A real model, on a machine that may do a lot beside it.
+pytestmark = pytest.mark.timeout(600)
+
 KINDS = ("chat", "writing", "code", "quoting")
 
 

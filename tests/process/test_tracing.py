@@ -173,7 +173,8 @@ async def test_batches_are_linked_samplers_obeyed_and_texts_stay_out_over_grpc(t
 
 
 async def drained(stub: OrchestratorServiceStub, request: object, value: str) -> None:
-    async for _ in stub.Generate(request, timeout=SECONDS, metadata=(("traceparent", value), ("baggage", "a=b"))):
+    metadata = (("traceparent", value), ("baggage", "a=b"))
+    async for _ in stub.Generate(request, timeout=SECONDS, metadata=metadata, wait_for_ready=True):
         pass
 
 

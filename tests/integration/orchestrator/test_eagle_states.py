@@ -93,8 +93,12 @@ async def test_where_pages_are_few_and_sessions_displace_each_other() -> None:
     """A text that lost its entries in the middle of a block has them made again."""
     draft = walking(128, pages=16)
     async with system(walking_target(SCALE), draft) as running:
-        said = await running.generate_all(requests(5, 30))
+        # Who displaces whom, and when, differs from run to run.
+        for _ in range(20):
+            said = await running.generate_all(requests(5, 30))
+            assert all(len(each.tokens) == 30 for each in said)
+            if draft.remade:
+                break
     assert draft.wrong == []
     assert draft.checked > 60
     assert draft.remade > 0
-    assert all(len(each.tokens) == 30 for each in said)
