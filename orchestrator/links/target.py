@@ -203,7 +203,7 @@ class TargetLink(Link):
                 self._down("the worker says NOT_SERVING: it is loading, draining or stuck")
 
     def _unreachable(self) -> None:
-        # A call that came while the worker's server stopped may have been lost without a word.
+        # A server that stops may leave a call without an answer.
         self._batcher.abandon()
 
     async def _probe(self) -> None:

@@ -57,7 +57,8 @@ class DraftServiceServicer:
         reason, the worker frees every session that was opened on it.
         Every Open and every Advance is answered by exactly one event, unless a newer command for the session overtakes it.
         Between commands the worker may push blocks that it drafted ahead, for tokens that it expects to be committed. One
-        that was pushed for exactly the tokens of an Advance is the answer to it, whichever of them was sent first.
+        that was pushed for exactly the tokens of an Advance is the answer to it, whichever of them was sent first. None is of
+        use that was pushed before an Open of its session was answered: another proposer may have made it.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

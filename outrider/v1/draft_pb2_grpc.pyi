@@ -39,7 +39,8 @@ class DraftServiceStub:
     reason, the worker frees every session that was opened on it.
     Every Open and every Advance is answered by exactly one event, unless a newer command for the session overtakes it.
     Between commands the worker may push blocks that it drafted ahead, for tokens that it expects to be committed. One
-    that was pushed for exactly the tokens of an Advance is the answer to it, whichever of them was sent first.
+    that was pushed for exactly the tokens of an Advance is the answer to it, whichever of them was sent first. None is of
+    use that was pushed before an Open of its session was answered: another proposer may have made it.
     """
     GetInfo: _grpc.UnaryUnaryMultiCallable[_draft_pb2.DraftServiceGetInfoRequest, _draft_pb2.DraftServiceGetInfoResponse]
     """Says what the worker serves and how it is loaded."""
@@ -55,7 +56,8 @@ class DraftServiceAsyncStub(DraftServiceStub):
     reason, the worker frees every session that was opened on it.
     Every Open and every Advance is answered by exactly one event, unless a newer command for the session overtakes it.
     Between commands the worker may push blocks that it drafted ahead, for tokens that it expects to be committed. One
-    that was pushed for exactly the tokens of an Advance is the answer to it, whichever of them was sent first.
+    that was pushed for exactly the tokens of an Advance is the answer to it, whichever of them was sent first. None is of
+    use that was pushed before an Open of its session was answered: another proposer may have made it.
     """
     GetInfo: _aio.UnaryUnaryMultiCallable[_draft_pb2.DraftServiceGetInfoRequest, _draft_pb2.DraftServiceGetInfoResponse]  # type: ignore[assignment]
     """Says what the worker serves and how it is loaded."""
@@ -74,7 +76,8 @@ class DraftServiceServicer(metaclass=_abc_1.ABCMeta):
         reason, the worker frees every session that was opened on it.
         Every Open and every Advance is answered by exactly one event, unless a newer command for the session overtakes it.
         Between commands the worker may push blocks that it drafted ahead, for tokens that it expects to be committed. One
-        that was pushed for exactly the tokens of an Advance is the answer to it, whichever of them was sent first.
+        that was pushed for exactly the tokens of an Advance is the answer to it, whichever of them was sent first. None is of
+        use that was pushed before an Open of its session was answered: another proposer may have made it.
         """
 
     @_abc_1.abstractmethod
