@@ -64,7 +64,8 @@ class _Session:
         base_length: of the last command.
         answer: to the last command; None once it is there, for it holds the whole message that it came with.
         pushed: blocks for later base lengths, by these.
-        anew: an Open is not answered yet: what is pushed before that goes on from what the session was until then.
+        opened: base length of an Open whose answer has not come, 0 without one: what is pushed before that goes on from
+            what the session was until then.
     """
 
     epoch: int
@@ -72,7 +73,7 @@ class _Session:
     base_length: int
     answer: "asyncio.Future[DraftEvent] | None"
     pushed: dict[int, DraftEvent]
-    anew: bool
+    opened: int
 
     def give_up(self) -> None:
         """The answer is not waited for any more."""
@@ -140,11 +141,10 @@ class DraftLink(Link):
         before = self._told.get(command.session_id)
         if before is not None:
             before.give_up()
-        anew = command.WhichOneof("action") == "open"
-        pushed: dict[int, DraftEvent] = {}
-        if before is not None and before.epoch == command.epoch and not anew:
-            pushed, anew = before.pushed, before.anew
-        self._told[command.session_id] = _Session(command.epoch, tokens, len(tokens), future, pushed, anew)
+        session = _Session(command.epoch, tokens, len(tokens), future, {}, len(tokens))
+        if before is not None and before.epoch == command.epoch and command.WhichOneof("action") != "open":
+            session.pushed, session.opened = before.pushed, before.opened
+        self._told[command.session_id] = session
         if not self._enqueue(command):
             self._forget(command.session_id)
         return future
@@ -269,18 +269,18 @@ class DraftLink(Link):
 
     def _dispatch(self, event: DraftEvent) -> None:
         session = self._told.get(event.session_id)
-        if session is None or event.epoch != session.epoch or event.base_length < session.base_length:
+        if session is None or event.epoch != session.epoch:
             self._discard(event, "stale")
-        elif event.hypothesis and (session.anew or not session.agrees(event)):
+            return
+        if not event.hypothesis and event.base_length >= session.opened:
+            session.opened = 0
+        if event.base_length < session.base_length:
+            self._discard(event, "stale")
+        elif event.hypothesis and (session.opened or not session.agrees(event)):
             self._discard(event, "missed")
         elif event.base_length > session.base_length:
             self._hold(session, event)
-        else:
-            session.anew = False
-            self._answered(session, event)
-
-    def _answered(self, session: _Session, event: DraftEvent) -> None:
-        if session.answer is None:
+        elif session.answer is None:
             self._discard(event, "stale")
         elif session.answer.done():
             self._discard(event, "late")

@@ -5,8 +5,9 @@ from collections.abc import Callable
 
 import pytest
 
-from orchestrator.links.draft import MAX_PUSHED
-from outrider.lm.tokenizer import load_tokenizer
+from orchestrator.links.draft import MAX_PUSHED, DraftLink
+from orchestrator.prefix import TokenBuffer
+from outrider.lm.tokenizer import load_tokenizer, vocabulary_of
 from outrider.net.arrays import to_bytes
 from outrider.v1 import draft_pb2, orchestrator_pb2
 from outrider.v1.draft_pb2 import (
@@ -21,7 +22,7 @@ from outrider.v1.orchestrator_pb2 import ACCEPTANCE_BLOCK, ACCEPTANCE_COUPLED, A
 from tests.harness.faults import Client, Counters, FakeDraft, fake_draft, greedy_output, target_engine
 from tests.harness.orchestrator import Generation, ask, start_orchestrator
 from tests.harness.system import start_system, synthetic
-from tests.harness.workers import eventually, int32, start_target
+from tests.harness.workers import advance_command, eventually, int32, open_command, start_target
 
 PROMPT = (0, 1, 2)
 PREDICTION = load_tokenizer("synthetic:vocab_size=16").decode(list(range(16)) * 8)
@@ -209,6 +210,22 @@ async def test_what_was_pushed_before_a_session_is_opened_anew_is_not_used(cross
     assert not any(each.drafted_ahead for each in one.rounds)
     assert not any(command.advance.held for command in draft.commands)
     assert counters.read()["outrider.draft_discarded{missed}"] == 1
+
+
+async def test_what_is_pushed_after_the_answer_to_an_open_is_of_use_also_when_that_was_late() -> None:
+    link = DraftLink(
+        "127.0.0.1:1", vocabulary_of(load_tokenizer("synthetic:vocab_size=16")), lambda: None, lambda _: None
+    )
+    tokens = TokenBuffer(int32(PROMPT))
+    link.request(open_command("s", PROMPT, 2), tokens)
+    tokens.append(int32([7]))
+    link.request(advance_command("s", [*PROMPT, 7], 2), tokens)
+    late = DraftEvent(session_id="s", epoch=1, base_length=len(PROMPT), block=block([7]))
+    pushed = DraftEvent(session_id="s", epoch=1, base_length=5, hypothesis=to_bytes(int32([7, 8])), block=block([9]))
+    for event, held in ((pushed, False), (late, False), (pushed, True)):
+        link._dispatch(event)
+        assert bool(link._told["s"].pushed) == held
+    await link.close()
 
 
 def for_other_tokens(script: Script, event: DraftEvent) -> list[DraftEvent]:
