@@ -239,17 +239,8 @@ class Link(ABC):
                 self._down("the link failed, see the log")
             await asyncio.sleep(pause * random.uniform(1.0, 1.3))
 
-    @abstractmethod
-    def _unreachable(self) -> None:
-        """The connection has ended and there is no other: what was asked and is not answered never will be."""
-
     async def _check_pair(self) -> None:
-        try:
-            info = await self._get_info(INFO_TIMEOUT)
-        except grpc.aio.AioRpcError as error:
-            if error.code() is grpc.StatusCode.UNAVAILABLE:
-                self._unreachable()
-            raise
+        info = await self._get_info(INFO_TIMEOUT)
         if fingerprints_differ(info.model, self._vocabulary):
             info = await self._get_info(HASHES_TIMEOUT, include_token_hashes=True)
         check_pair(f"{self.kind} {self.address}", info.model, self._vocabulary)

@@ -312,9 +312,6 @@ class DraftLink(Link):
         request = draft_pb2.DraftServiceGetInfoRequest(include_token_hashes=include_token_hashes)
         return await self._stub.GetInfo(request, timeout=seconds)
 
-    def _unreachable(self) -> None:
-        """Nothing: whoever waited for a block was told when the stream ended."""
-
     async def _tend(self) -> None:
         """Nothing: sessions try it. A late block costs them little, and only they know whether it is right."""
 

@@ -202,9 +202,14 @@ class TargetLink(Link):
             elif not serving:
                 self._down("the worker says NOT_SERVING: it is loading, draining or stuck")
 
-    def _unreachable(self) -> None:
-        # A server that stops may leave a call without an answer.
-        self._batcher.abandon()
+    async def _check_pair(self) -> None:
+        try:
+            await super()._check_pair()
+        except grpc.aio.AioRpcError as error:
+            # There is no connection any more: a server that stopped may have left a call without an answer.
+            if error.code() is grpc.StatusCode.UNAVAILABLE:
+                self._batcher.abandon()
+            raise
 
     async def _probe(self) -> None:
         try:

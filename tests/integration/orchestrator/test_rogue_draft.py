@@ -101,9 +101,6 @@ class Offender(Link):
     async def _serve_connection(self) -> None:
         raise AssertionError("the pair was not checked")
 
-    def _unreachable(self) -> None:
-        raise AssertionError("it says something")
-
     async def _tend(self) -> None:
         raise AssertionError("it was never well")
 
